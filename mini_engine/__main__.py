@@ -17,8 +17,8 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "mini-engine") -> int:
-    """Run one command and return the process's exit code. `prog` is what the user typed, for help and errors."""
-    atexit.register(gc.freeze)  # or Python first searches all that torch has made for cycles, for about a second
+    """Run one command and return the process's exit code. prog: the program name shown in help and errors."""
+    atexit.register(gc.freeze)  # otherwise the last collection searches all of torch for cycles: about a second
     parser = OneLineParser(prog=prog, description=description(__doc__))
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
     argv = sys.argv[1:] if argv is None else argv

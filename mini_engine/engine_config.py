@@ -1,4 +1,4 @@
-"""Course machinery. Every option of an engine, checked once. `LLM`, the commands and lesson 18's ranks build it."""
+"""Course machinery. Every option of an engine, checked once. `LLM`, the commands and lesson 18's ranks create it."""
 
 import difflib
 import os
@@ -33,9 +33,9 @@ SWITCHES = ("enable_prefix_caching", "kv_always")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """How an engine for a model is built. None means: chosen to fit.
+    """The options from which an engine for a model is built. None: chosen to fit.
 
-    backend: which code runs the layers: on a CPU "packed" or "torch" (lesson 9), on a GPU "fused" (lesson 10),
+    backend: the code that runs the layers: on a CPU "packed" or "torch" (lesson 9), on a GPU "fused" (lesson 10),
         anywhere "reference" (lesson 0's own layers). "auto" is the first of these that works.
     cuda_graphs: replay captured decode steps (lesson 10). None: where device, kernel and pool allow it and the capture
         succeeds. True: the same, but refuse a device or a pool that cannot be captured. False: never.
@@ -49,16 +49,18 @@ class EngineConfig:
         (lesson 11).
     kv_dtype: "int8" stores K and V as int8 with a scale for each token and head (lesson 17): about twice the tokens in
         the same memory, and answers that are close to those of "auto", the model's own dtype, but not the same. "int4"
-        rotates and stores 4 bits with a step and a least for each 32 numbers: three times the tokens, further off.
+        rotates K and V and stores 4 bits, with a scale and a minimum for each 32 numbers: three times the tokens,
+        less accurate.
     kv_cache_dir, kv_host_bytes, kv_disk_bytes: keep evicted prefixes in host memory and in this directory (lesson 12).
-        With none of them there are no tiers; without prefix caching there can be none.
-    kv_cache_key_file: holds at least 32 bytes with which records in the directory are sealed: one that was not sealed
-        with them is not believed.
-    kv_always: bring KV back whenever it is found, not only where a measurement at the start says that it pays.
+        With none of them there are no tiers; with any of them, prefix caching must be on.
+    kv_cache_key_file: a file of at least 32 bytes, the key that seals records in the directory; a record sealed with
+        another key is not trusted.
+    kv_always: load KV whenever a tier has it, not only where a measurement at the start says that loading is faster.
     tensor_parallel_size: processes that share the model's heads (lesson 18).
     prefill_workers: processes that compute prompts and hand their K and V over to this one (lesson 19).
-    handover_bytes: shared memory in which K and V travel; a longer prompt is handed over in part. By default 256 MiB.
-    handover_min_tokens: prompts with fewer tokens to hand over are computed here; by default 64.
+    handover_bytes: shared memory for K and V in transit; a prompt that needs more is handed over in part. By default
+        256 MiB.
+    handover_min_tokens: prompts with fewer tokens to hand over are computed in this process; by default 64.
     speculate: guess up to this many tokens for each request and step, and verify them together (lesson 14); a
         `Speculation` sets more. None guesses nothing.
 
@@ -90,7 +92,7 @@ class EngineConfig:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "EngineConfig":
-        """Return the config with these options. UserError if there is no option of one of the names."""
+        """Return the config with these options. UserError if a name is not an option's."""
         names = [field.name for field in fields(cls)]
         for name in options:
             if name not in names:
@@ -158,7 +160,7 @@ class EngineConfig:
 
     @property
     def max_num_seqs(self) -> int:
-        """How many requests may run at once."""
+        """The number of requests that may run at once."""
         return (self.scheduler_config or SchedulerConfig()).max_num_seqs
 
     @property
@@ -171,10 +173,10 @@ class EngineConfig:
 
     @property
     def has_tiers(self) -> bool:
-        """Whether evicted prefixes are kept in host memory or on a disk (lesson 12)."""
+        """True if evicted prefixes are kept in host memory or on a disk (lesson 12)."""
         return self.kv_cache_dir is not None or self.kv_host_bytes is not None
 
     @property
     def needs_identity(self) -> bool:
-        """Whether KV is exchanged with other processes or other starts, which must have the same model."""
+        """True if KV is exchanged with other processes or kept for later runs, which must have the same model."""
         return self.has_tiers or self.prefill_workers > 0

@@ -20,7 +20,7 @@ class TooLong(UserError):
 
 
 class EngineDead(UserError):
-    """No step can run any more, whatever the request: a process that holds part of the model has ended (lesson 18)."""
+    """No step can run any more, for any request: a process that holds part of the model has ended (lesson 18)."""
 
 
 class CacheFull(RuntimeError):
@@ -38,5 +38,5 @@ def first_line(error: Exception) -> str:
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Print one line on stderr, the first time that this message comes."""
+    """Print the message as one line on stderr, the first time it is given."""
     sys.stderr.write(f"warning: {message}\n")

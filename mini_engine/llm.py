@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 
 
 def in_turn(method: Callable[Concatenate[Any, Given], Result]) -> Callable[Concatenate[Any, Given], Result]:
-    """Let one thread at a time run a method that uses the engine or the tokenizer; neither is made for several."""
+    """Let one thread at a time run a method that uses the engine or the tokenizer: neither is thread-safe."""
 
     @functools.wraps(method)
     def taken(self: Any, *args: Given.args, **kwargs: Given.kwargs) -> Result:
@@ -62,7 +62,7 @@ class LLM:
     Args:
         model: a checkpoint directory, a hub id such as "Qwen/Qwen3-0.6B", "pocket-hybrid" (lesson 11),
             "pocket-windows" (lesson 15) or "pocket-latent" (lesson 16), or a loaded model; None is the pocket model.
-        tokenizer: for a loaded model; a checkpoint has its own, or takes and gives token ids alone.
+        tokenizer: for a loaded model. A checkpoint has its own; without one, it takes and gives only token ids.
         dtype, device: as in `build.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
             tensor_parallel_size above 1 (lesson 18) and prefill_workers (lesson 19) start processes, which end with the
             LLM; a script that asks for them belongs under `if __name__ == "__main__":`.
@@ -99,7 +99,7 @@ class LLM:
             self._begin(build.build_engine(model, config), tokenizer)
             return
         place = resolve_checkpoint(POCKET_DIR if model is None else model)  # once: a hub id is asked for
-        check_kind(place)  # a folder of another kind of model may well lack a tokenizer, but that is not what is wrong
+        check_kind(place)  # before the tokenizer, so that an unsupported model is not reported as lacking one
         tokenizer = tokenizer or tokenizer_of(place)
         self._begin(build.open_engine(place, config, dtype, device), tokenizer)
         tokenizer.warn_of_lost_end(self.engine.config.eos_token_ids)
@@ -125,10 +125,10 @@ class LLM:
 
     @in_turn
     def close(self) -> None:
-        """Abort unfinished requests, release model and pool, and end other ranks, each whatever fails. Idempotent."""
+        """Abort requests, release model and pool, and end other ranks, even if one of them fails. Idempotent."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            with ExitStack() as parts:  # the last one is called first
+            with ExitStack() as parts:  # callbacks run in reverse order
                 parts.callback(engine.runner.close)
                 parts.callback(engine.scheduler.manager.coordinator.close)
                 for request_id in list(engine.scheduler.requests):
@@ -181,7 +181,7 @@ class LLM:
             messages: dicts with `role` and `content`, or a list of such conversations. The template sees whatever else
                 a message holds, such as `reasoning_content` or `tool_calls`.
             tools: functions that the template describes to the model, in OpenAI's form.
-            chat_template_kwargs: more names for the template, such as `{"enable_thinking": False}`.
+            chat_template_kwargs: more variables for the template, such as `{"enable_thinking": False}`.
         """
         several = is_sequence(messages) and len(messages) > 0 and not is_conversation(messages)
         conversations = messages if several else [messages]
@@ -219,21 +219,21 @@ class LLM:
 
     @in_turn
     def encode_chat(self, conversation: object, tools: object = None, variables: Any = None) -> list[int]:
-        """Return the token ids of a conversation. UserError if it is none."""
+        """Return the token ids of a conversation. UserError if it is not a conversation."""
         return self.tokenizer.encode_chat(checked_messages(conversation), checked_tools(tools), variables)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters of a request that brings none: what the checkpoint's generation_config.json suggests.
+        """Return the parameters for a request without any: the checkpoint's suggestions, from generation_config.json.
 
-        Of that file temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens count; the name is vLLM's.
+        Used of that file: temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens. The method's name
+        is vLLM's.
         """
         return SamplingParams(**self.engine.config.sampling.given)
 
     def default_params(self, num_prompt_tokens: int) -> SamplingParams:
-        """Return the same for a prompt of this length: an answer is no longer than what fits behind it."""
-        suggested, manager = self.get_default_sampling_params(), self.engine.scheduler.manager
-        longest = min(self.engine.config.max_model_len, manager.num_usable_blocks * manager.block_size + 1)
-        return replace(suggested, max_tokens=max(1, min(suggested.max_tokens, longest - num_prompt_tokens)))
+        """Return the same for a prompt of this length, with max_tokens limited to what fits after it."""
+        suggested, room = self.get_default_sampling_params(), self.engine.max_request_tokens - num_prompt_tokens
+        return replace(suggested, max_tokens=max(1, min(suggested.max_tokens, room)))
 
     @in_turn
     def encode(self, prompt: object) -> list[int]:
@@ -257,7 +257,7 @@ class Stream:
 
     @in_turn
     def __next__(self) -> TextDelta:
-        """Run the engine until this answer has gained something, and return that."""
+        """Run the engine until this answer has a new delta, and return it."""
         if self.ended:
             raise StopIteration
         while not self.reader.has_news:
@@ -290,12 +290,12 @@ class Stream:
 
 
 def tokenizer_of(directory: Path) -> Tokenizer:
-    """Return a checkpoint's tokenizer, or one without text if it has none: token ids need no other."""
+    """Return a checkpoint's tokenizer, or one for token ids alone if it has none."""
     return Tokenizer(directory) if (directory / TOKENIZER_FILE).is_file() else NoTokenizer(directory)
 
 
 def check_loaded(model: CausalLM, dtype: str | torch.dtype, device: str | torch.device, config: EngineConfig) -> None:
-    """Raise UserError if an option asks for something that is decided when a model is loaded."""
+    """Raise UserError if an option contradicts how the model was loaded."""
     if config.tensor_parallel_size > 1:
         raise UserError("the model is loaded already; give its directory, which every rank reads", param="model")
     if config.prefill_workers:

@@ -16,9 +16,10 @@ from mini_engine.values import shown
 
 
 class Reader(NamedTuple):
-    """What reads one kind of checkpoint.
+    """The functions that read one kind of checkpoint.
 
-    shape: its config. load: the model, ready for inference. stored: its tensors, checked, of which a rank loads a part.
+    shape: returns its config. load: returns the model, ready for inference. stored: returns its checked tensors, of
+    which a rank loads a part.
     """
 
     shape: Callable[[Path], Any]
@@ -47,7 +48,7 @@ def load(path_or_hub_id: str | Path, dtype: str | torch.dtype, device: str | tor
 
 
 def reader_of(directory: Path) -> Reader:
-    """Return what reads a checkpoint: lesson 0's, or 11's, 15's or 16's."""
+    """Return the reader for a checkpoint: lesson 0's, 11's, 15's or 16's."""
     from mini_engine.checkpoint.config_schema import (
         has_latents,
         has_windows,
@@ -80,7 +81,7 @@ def check_kind(path_or_hub_id: str | Path) -> None:
 
 
 def as_device(device: str | torch.device) -> torch.device:
-    """Return the device with this name; UserError if torch knows none."""
+    """Return the device with this name; UserError if torch has no such device."""
     try:
         return torch.device(device)
     except (RuntimeError, TypeError):

@@ -22,7 +22,7 @@ import torch
 from mini_engine.errors import UserError
 
 BASE_FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-Wno-psabi")
-# Tried in this order: this processor's own instructions and threads first, then whatever the compiler accepts.
+# Tried in this order: this processor's own instructions and threads first, then anything the compiler accepts.
 FLAG_SETS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
 
 
@@ -72,12 +72,12 @@ def find_compiler() -> str:
 
 
 def cache_dir() -> Path:
-    """The folder that keeps compiled libraries: $XDG_CACHE_HOME/mini_engine, by default ~/.cache/mini_engine."""
+    """Return the folder for compiled libraries: $XDG_CACHE_HOME/mini_engine, by default ~/.cache/mini_engine."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mini_engine"
 
 
 def library_name(sources: Sequence[Path], flag_sets: Sequence[Sequence[str]] = FLAG_SETS) -> str:
-    """A file name that changes with the sources, the flags, torch (whose OpenMP is shared) and the processor."""
+    """Return a file name that changes with the sources, the flags, torch (whose OpenMP is shared) and the processor."""
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.read_bytes())
@@ -123,7 +123,7 @@ def _build_dir() -> Iterator[tuple[Path, bool]]:
 
 
 def _processor() -> str:
-    """This processor's features as Linux lists them, or its name on other systems."""
+    """Return this processor's features as Linux lists them, or its name on other systems."""
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
         return next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return platform.processor()

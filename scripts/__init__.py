@@ -10,5 +10,5 @@ ROOT = Path(__file__).resolve().parent.parent  # of the repository
 
 
 def first_line(doc):
-    """The first line of a module's docstring; "" without one, as under `python -OO`."""
+    """Return the first line of a module's docstring; "" without one, as under `python -OO`."""
     return (doc or "").partition("\n")[0]

@@ -25,7 +25,7 @@ from mini_engine.cli.parser import OneLineParser, description, guard
 
 
 class Format(NamedTuple):
-    """How a system wants its results, where it puts the submission, and where it looks for them."""
+    """A grading system's format: how it reads results, and its folders for the submission and the results."""
 
     make: Callable[[Sequence[Graded]], dict[str, Any]]
     submission: str
@@ -40,7 +40,7 @@ FORMATS = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Grade and write. Returns 0 whatever the points are: they are in the file."""
+    """Grade and write the results. Returns 0 whatever the points, which are in the file."""
     form, places = FORMATS[args.format], Places.find()
     lessons = chosen(places, args.lessons)
     work = work_folder(args.submission or Path(form.submission))
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 def main(argv=None) -> int:
     parser = OneLineParser(prog="python scripts/autograder.py", description=description(__doc__))
     parser.add_argument("--lessons", required=True, metavar="0,2", help="the lessons to grade")
-    parser.add_argument("--format", choices=FORMATS, default="gradescope", help="who reads it (default: %(default)s)")
+    parser.add_argument("--format", choices=FORMATS, default="gradescope", help="grading system (default: %(default)s)")
     parser.add_argument(
         "--submission", type=Path, metavar="FOLDER", help="default: /autograder/submission, or the current folder"
     )

@@ -1,4 +1,4 @@
-"""Course machinery. `python scripts/bench.py SUITE`: measure on this machine what the lessons claim.
+"""Course machinery. `python scripts/bench.py SUITE`: measure the lessons' claims on this machine.
 
 The suites are the modules of scripts/bench/; `import scripts.bench` means that folder, never this file.
 """

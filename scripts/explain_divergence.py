@@ -32,7 +32,7 @@ def main(argv=None) -> int:
 
 
 def run(script, args) -> int:
-    """Say for each prompt where the runs diverge, if they do. Returns 0 if none does."""
+    """Print for each prompt where the runs diverge, if they do. Returns 0 if none does."""
     model, prompts = load_ours(args)
     hf_model = load_hf(args.hf_model or args.model, args)
     findings = [explain(model, hf_model, script.generate, ids, args.max_new_tokens, args) for ids in prompts]

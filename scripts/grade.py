@@ -1,8 +1,8 @@
-"""Course machinery. Grades what students hand in: points for each task, for one student or a whole class.
+"""Course machinery. Grades students' submissions: points for each task, for one student or a whole class.
 
 Give the folders that were handed in, `work` or one that contains it. A copy of each is checked with this checkout's own
-tests; the progress file, hints and solutions that were looked at play no part. It runs the students' code, so run it in
-a container or under an account without privileges.
+tests; the progress file and the use of hints and solutions do not count. It runs the students' code, so run it in a
+container or under an account without privileges.
 """
 
 import argparse
@@ -42,13 +42,13 @@ def chosen(places: Places, names: str) -> list[Lesson]:
 
 
 def student_of(folder: Path) -> str:
-    """Return whose folder it is: handed-in/ada/work and handed-in/ada are ada's."""
+    """Return the folder's owner: ada for handed-in/ada/work and handed-in/ada."""
     path = folder.resolve()
     return path.parent.name if path.name == "work" else path.name
 
 
 def expanded(paths: Sequence[Path]) -> list[Path]:
-    """Return the folders that patterns stand for; on Windows the shell leaves handed-in/* to the program."""
+    """Expand patterns to folders; on Windows the shell leaves handed-in/* to the program."""
     found = []
     for path in paths:
         is_pattern = glob.has_magic(str(path)) and not path.exists()
@@ -100,7 +100,7 @@ def percent(text: str) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python scripts/grade.py", description=description(__doc__))
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="what a student handed in")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a student's submission")
     parser.add_argument("--lessons", required=True, metavar="0,2", help="the lessons to grade")
     parser.add_argument(
         "--time-limit",

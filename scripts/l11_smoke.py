@@ -109,10 +109,10 @@ def make_engine(model, prompts, args, chunk=512, **options) -> Engine:
 
 
 def outcome(engine: Engine, outputs) -> Outcome:
-    """Return the answers, the memory, and what is wrong: slots or checkpoints that were lost."""
+    """Return the answers, the memory, and any faults: lost slots or checkpoints."""
     manager, pool = engine.scheduler.manager, engine.runner.pool
     memory = cache_of(engine.scheduler.manager).memory
-    assert isinstance(pool, HybridKv) and isinstance(memory, StateMemory)  # a hybrid has no others
+    assert isinstance(pool, HybridKv) and isinstance(memory, StateMemory)  # a hybrid's own types
     states = memory.states
     lost = [f"{manager.blocks_by_state.held} blocks are still held"] if manager.blocks_by_state.held else []
     if len(memory.free_slots) != states.max_reqs:

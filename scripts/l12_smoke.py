@@ -1,6 +1,6 @@
 """Lesson 12. Runs prompts cold, then with KV from host memory, disk, a restarted server or a preemption; compacts, too.
 
-Each path says how many tokens it did not compute; one that saved none is reported as not exercised.
+Each path reports the number of tokens it did not compute; one that saved none is reported as not exercised.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def swapped(model, prompts, args) -> Outcome:
 
 
 def compacted(model, prompts, args) -> Outcome:
-    """Compact the pool after every step, and shrink it to half of what is free in mid-decode."""
+    """Compact the pool after every step, and shrink it by half of the free blocks in mid-decode."""
     engine = tiered(model, args, 2 * pool_for(prompts, args), None)
     manager, step, moved, steps = engine.scheduler.manager, engine.step, [], []
 
@@ -128,7 +128,7 @@ PATHS = {
 
 
 def tiered(model, args, num_blocks: int, folder: Path | None, config: SchedulerConfig | None = None) -> Engine:
-    """Return an engine with tiers. On the disk it brings back whatever it finds, whether or not that pays here."""
+    """Return an engine with tiers. It loads everything it finds on the disk, whether or not that pays here."""
     return build_engine(
         model,
         backend="reference",
@@ -143,7 +143,7 @@ def tiered(model, args, num_blocks: int, folder: Path | None, config: SchedulerC
 
 
 def blocks_of(engine: Engine) -> KvPool:
-    """Return the pool of blocks: beside it, a hybrid has one of states."""
+    """Return the pool of blocks; a hybrid also has one of states."""
     return getattr(engine.runner.pool, "kv", engine.runner.pool)
 
 
@@ -155,7 +155,7 @@ def store_of(engine: Engine) -> BlockStore:
 
 
 def restored(engine: Engine, outcome: Outcome) -> Outcome:
-    """Add how many tokens came back from a tier."""
+    """Add the number of tokens that came back from a tier."""
     outcome.kv["restored_tokens"] = store_of(engine).traffic.restored_tokens
     return outcome.exercising(outcome.kv["restored_tokens"], "no token came back from a tier")
 
@@ -173,7 +173,7 @@ def temporary() -> Iterator[Path]:
 
 @contextmanager
 def server(args: argparse.Namespace, folder: Path) -> Iterator[str]:
-    """Run `mini_engine serve` on a free port; yield its address. Ending it writes what is waiting."""
+    """Run `mini_engine serve` on a free port; yield its address. Ending it writes the waiting records."""
     options = ["--dtype", args.dtype, "--device", args.device, "--block-size", str(args.block_size), "--port", "0"]
     model = [] if args.model == "pocket" else ["--model", args.model]
     command = [
@@ -198,7 +198,7 @@ def server(args: argparse.Namespace, folder: Path) -> Iterator[str]:
 
 
 def ask(url: str, prompt_ids: list[int], max_tokens: int) -> tuple[list[int], int]:
-    """Return an answer's token ids, and how many prompt tokens had KV already."""
+    """Return an answer's token ids, and the number of prompt tokens that already had KV."""
     body = {"prompt": prompt_ids, "max_tokens": max_tokens, "temperature": 0, "return_token_ids": True}
     data = json.dumps(body).encode()
     request = urllib.request.Request(f"{url}/completions", data, {"Content-Type": "application/json"})

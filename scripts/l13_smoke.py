@@ -21,10 +21,10 @@ from mini_engine.kv.cache_coordinator import cache_of, caching_manager
 
 
 class Replicas:
-    """Engines with caches of their own, and a policy that sends each prompt to one of them.
+    """Engines with separate caches, and a policy that sends each prompt to one of them.
 
     Attributes:
-        places: the engine that each request so far went to. faults: what went wrong in them.
+        places: the engine of each request so far. faults: their failures.
     """
 
     def __init__(self, model, prompts, args, policy: Policy[int]) -> None:
@@ -35,7 +35,7 @@ class Replicas:
         self.faults: list[str] = []
 
     def answer(self, ids: list[int]) -> list[int]:
-        """Return the tokens of the engine that the policy chooses. Load is the number of requests it has had."""
+        """Return the answer of the engine that the policy chooses. Load is the number of requests it has had."""
         size, had = self.args.block_size, Counter(self.places)
         keys = [tuple(ids[:end]) for end in range(size, len(ids) + 1, size)]
         place = self.policy.choose(keys, {i: had[i] for i in range(len(self.engines))})
@@ -58,7 +58,7 @@ class Replicas:
 
 
 def routed(model, prompts, args) -> Outcome:
-    """Send the prompts where the score says; the second time each goes where it is known."""
+    """Send the prompts by score; the second time each goes to the engine that has its prefix."""
     replicas = Replicas(model, prompts, args, PrefixScore())
     return replicas.twice(prompts).exercising(sum(map(found_tokens, replicas.engines)), "no engine found a prefix")
 
@@ -69,7 +69,7 @@ def by_turns(model, prompts, args) -> Outcome:
 
 
 def retried(model, prompts, args) -> Outcome:
-    """Lose the first attempt at each answer before its first token; another engine gives it."""
+    """Lose the first attempt at each answer before its first token; another engine answers."""
     replicas, lost = Replicas(model, prompts, args, RoundRobin()), []
 
     async def answer(ids: list[int]) -> list[int]:
@@ -88,7 +88,7 @@ def retried(model, prompts, args) -> Outcome:
 
 
 def found_tokens(engine: Engine) -> int:
-    """Return how many prompt tokens the engine's tree has had."""
+    """Return the number of prompt tokens found in the engine's tree."""
     return cache_of(engine.scheduler.manager).prefixes.stats.found_tokens
 
 

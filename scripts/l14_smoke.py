@@ -1,7 +1,7 @@
-"""Lesson 14. Runs prompts with speculation, at several k and in every way that a step can be made.
+"""Lesson 14. Runs prompts with speculation, at several k and with every kind of step.
 
-Each path says how many tokens it guessed, how many of them were accepted, and how many steps that saved: steps are
-counted for each request. A path that accepts nothing is reported as not exercised.
+Each path reports the guessed tokens, the accepted ones, and the steps that they saved, counted for each request. A path
+that accepts nothing is reported as not exercised.
 """
 
 import sys
@@ -36,7 +36,7 @@ ANSWERS = {
 
 
 def asked_twice(question: str) -> str:
-    """Return a conversation in which a question, whose answer the pocket model knows by heart, is asked again."""
+    """Return a conversation that repeats a question whose answer the pocket model knows by heart."""
     turn = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     return f"{turn}{ANSWERS[question]}<|im_end|>\n{turn}"
 
@@ -70,7 +70,7 @@ def alone(model, prompts, args) -> Outcome:
 
 
 def chunked(model, prompts, args) -> Outcome:
-    """Run prompts in chunks of five tokens, beside requests that decode; drafts share what the budget leaves."""
+    """Run prompts in chunks of five tokens, together with decoding requests; drafts share the rest of the budget."""
     limits = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=12, chunked_prefill_size=5)
     return spoken(engine_for(model, prompts, args, Speculation(max_rows=ANY_LOAD), limits), prompts, args)
 

@@ -26,7 +26,7 @@ LONG = "Once upon a time there was a brave bear named Bruno. " * 12 + "The capit
 
 
 def alone(model, prompts, args) -> Outcome:
-    """Run the prompts one after another, and note how many blocks a window group held at most."""
+    """Run the prompts one after another, and note the most blocks that a window group held."""
     engine = make_engine(model, prompts, args, enable_prefix_caching=False)
     outputs, most = [], 0
     for index, ids in enumerate(prompts):
@@ -62,7 +62,7 @@ def preempted(model, prompts, args) -> Outcome:
 
 
 def cached(model, prompts, args) -> Outcome:
-    """Run the prompts twice: the second time every prompt longer than a block begins behind its last window."""
+    """Run the prompts twice: the second time every prompt longer than a block begins after its last window."""
     engine = make_engine(model, prompts, args)
     answers(engine, prompts, args)
     stats = cache_of(engine.scheduler.manager).prefixes.stats
@@ -72,7 +72,7 @@ def cached(model, prompts, args) -> Outcome:
 
 
 def tombstones(model, prompts, args) -> Outcome:
-    """Run the prompts twice; in between, the tree loses windows that it kept and keeps its own blocks."""
+    """Run the prompts twice; in between, the tree loses its windows and keeps its own blocks."""
     engine = make_engine(model, prompts, args)
     answers(engine, prompts, args)
     manager, longest = engine.scheduler.manager, max(prompts, key=len)
@@ -139,7 +139,7 @@ def memory_of(engine: Engine) -> WindowMemory:
 
 
 def outcome(engine: Engine, outputs) -> Outcome:
-    """Return the answers, the memory, and what is wrong: blocks that were lost."""
+    """Return the answers, the memory, and any faults: lost blocks."""
     kv = {"layout": "block-tensor, groups", "bytes": engine.runner.pool.bytes}
     return Outcome(outputs, kv, lost_blocks(engine))
 

@@ -45,7 +45,7 @@ def alone(model, prompts, args) -> Outcome:
 
 
 def batched(model, prompts, args, **options) -> Outcome | LeftOut:
-    """Run all prompts together, with these options of the engine, unless they cannot work here."""
+    """Run all prompts together with these engine options, unless they cannot work here."""
     try:
         engine = make_engine(model, prompts, args, **options)
     except UserError as why:
@@ -78,7 +78,7 @@ def cached(model, prompts, args) -> Outcome:
 
 
 def speculating(model, prompts, args) -> Outcome:
-    """Run the prompts twice with guesses; those that do not stand are taken back, with their latents."""
+    """Run the prompts twice with guesses; rejected ones are taken back, with their latents."""
     engine, rejected = make_engine(model, prompts, args, speculate=4), 0
     for name in ("request", "again"):
         add_all(engine, prompts, args, name)
@@ -136,7 +136,7 @@ def on_device(model, prompts, args) -> Outcome:
 
 
 def only(decide: Callable[..., bool], model, prompts, args) -> Outcome:
-    """Run in small chunks beside decodes, and read all latents that are not of a decode step in one way."""
+    """Run in small chunks together with decodes, and read all latents outside decode steps in one way."""
     with patch.object(store, "expanding_pays", decide), patch.object(reading, "PIECE", 4 * args.block_size):
         engine = make_engine(model, prompts, args, CHUNK_SIZES[-1])
         return outcome(engine, answers(engine, prompts, args))
@@ -154,7 +154,7 @@ PATHS = {
     "expanded": functools.partial(only, lambda config, q_len, kv_len: True),
     "absorbed": functools.partial(only, lambda config, q_len, kv_len: False),
 }
-MORE_PATHS = {  # slow to start, or much like one above
+MORE_PATHS = {  # slow to start, or similar to one above
     "disk": from_disk,
     "restart": restarted,
     "torch layers": functools.partial(batched, backend="torch"),
@@ -184,14 +184,14 @@ def tiers_of(engine: Engine) -> BlockStore:
 
 
 def restored(engine: Engine, outputs) -> Outcome:
-    """Return the answers, and how many tokens came back from a tier."""
+    """Return the answers, and the number of tokens that came back from a tier."""
     done = outcome(engine, outputs)
     done.kv["restored_tokens"] = tiers_of(engine).traffic.restored_tokens
     return done.exercising(done.kv["restored_tokens"], "no token came back from a tier")
 
 
 def outcome(engine: Engine, outputs) -> Outcome:
-    """Return the answers, the memory, and what is wrong: blocks that were lost."""
+    """Return the answers, the memory, and any faults: lost blocks."""
     kv = {"layout": "block-tensor, latents", "bytes": engine.runner.pool.bytes}
     return Outcome(outputs, kv, lost_blocks(engine))
 

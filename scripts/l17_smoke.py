@@ -1,7 +1,7 @@
 """Lesson 17. K and V in 8 and in 4 bits in every way that an engine runs: for each the same tokens, and KL beside them.
 
-Full precision is compared with Hugging Face. With fewer bits a path must give the tokens of each prompt alone by the
-reference kernel, in as few bits: what is rounded does not depend on the batch, the chunks or where blocks come from.
+Full precision is compared with Hugging Face. With fewer bits, a path must give each prompt's tokens when run alone by
+the reference kernel with as few bits: rounding does not depend on the batch, the chunks or where blocks come from.
 """
 
 import functools
@@ -27,8 +27,8 @@ LONG = "Once upon a time there was a brave bear named Bruno. " * 12 + "The capit
 
 
 def alone(model, prompts, args) -> Outcome:
-    """Run the prompts one after another in full precision, and judge what fewer bits do to their predictions."""
-    from scripts.bench.kv_quality import compare  # it loads torch, which scripts.smoke has to prepare
+    """Run the prompts one after another in full precision, and judge the effect of fewer bits on predictions."""
+    from scripts.bench.kv_quality import compare  # it imports torch, after scripts.smoke has set OpenMP up
 
     engine = make_engine(model, prompts, args, enable_prefix_caching=False)
     done = outcome(engine, one_by_one(engine, prompts, args))
@@ -43,7 +43,7 @@ def one_by_one(engine: Engine, prompts, args) -> list[list[int]]:
 
 
 def judged(way, kv_dtype, model, prompts, args) -> Outcome | LeftOut:
-    """Run a path in fewer bits, with what it must give: each prompt alone by the reference kernel."""
+    """Run a path in fewer bits. Expected: each prompt alone by the reference kernel."""
     plain = {"kernel": "reference", "enable_prefix_caching": False}
     expected = one_by_one(make_engine(model, prompts, args, kv_dtype=kv_dtype, **plain), prompts, args)
     try:
@@ -123,7 +123,7 @@ def make_engine(model, prompts, args, chunk=512, **options) -> Engine:
 
 
 def outcome(engine: Engine, outputs) -> Outcome:
-    """Return the answers, the memory, and what is wrong: blocks that were lost."""
+    """Return the answers, the memory, and any faults: lost blocks."""
     return Outcome(outputs, {"layout": "block-tensor", "bytes": engine.runner.pool.bytes}, lost_blocks(engine))
 
 

@@ -1,7 +1,7 @@
 """Lesson 18. One model over several processes, in every way that lessons 5 to 17 run a model: the same tokens.
 
 Every path is compared with Hugging Face. A path that did not do what it is named for is reported as not exercised.
-`--model` takes hybrids, windows and latents, too: pocket-hybrid, pocket-windows, pocket-latent.
+`--model` also takes hybrids, windows and latents: pocket-hybrid, pocket-windows, pocket-latent.
 """
 
 import sys
@@ -35,7 +35,7 @@ PATHS = ("batched", "chunked", "preempted", "cached", "padded", "guesses", "int8
 
 
 class Paths:
-    """What the paths share: the ranks, started by the first path and ended with the script."""
+    """State that the paths share: the ranks, started by the first path and ended with the script."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.stack = stack
@@ -88,7 +88,7 @@ class Paths:
         return self.batched(model, prompts, args, capture=no_graph)
 
     def guesses(self, model, prompts, args) -> Outcome:
-        """Run the prompts twice with guesses; those that do not stand are taken back in all ranks."""
+        """Run the prompts twice with guesses; rejected ones are taken back in all ranks."""
         engine, drafted = self.engine(model, prompts, args, speculate=4), 0
         for name in ("request", "again"):
             add_all(engine, prompts, args, name)
@@ -114,7 +114,7 @@ class Paths:
         return done
 
     def host(self, model, prompts, args) -> Outcome:
-        """Run all prompts, forget what the pools cache, and run them again with what host memory has."""
+        """Run all prompts, drop the pools' caches, and run them again with the KV in host memory."""
         engine = self.engine(model, prompts, args, kv_host_bytes=LARGE, kv_always=True)
         answers(engine, prompts, args)
         cache_of(engine.scheduler.manager).prefixes.clear()
@@ -141,14 +141,14 @@ def tiers_of(engine: Engine) -> BlockStore:
 
 
 def restored(engine: Engine, outputs) -> Outcome:
-    """Return the answers, and how many tokens came back from a tier."""
+    """Return the answers, and the number of tokens that came back from a tier."""
     done = outcome(engine, outputs)
     done.kv["restored_tokens"] = tiers_of(engine).traffic.restored_tokens
     return done.exercising(done.kv["restored_tokens"], "no token came back from a tier")
 
 
 def outcome(engine: Engine, outputs) -> Outcome:
-    """Return the answers, and what is wrong: blocks that were lost."""
+    """Return the answers, and any faults: lost blocks."""
     return Outcome(outputs, {}, lost_blocks(engine))
 
 

@@ -1,7 +1,7 @@
 """Lesson 19. Prompts computed by a prefill worker, in every way that lessons 5 to 18 run a model: the same tokens.
 
 Every path is compared with Hugging Face. A path that did not do what it is named for is reported as not exercised.
-`--model` takes hybrids, windows and latents, too: pocket-hybrid, pocket-windows, pocket-latent.
+`--model` also takes hybrids, windows and latents: pocket-hybrid, pocket-windows, pocket-latent.
 """
 
 import sys
@@ -29,14 +29,14 @@ from mini_engine.tiers.connector import TierConnector
 
 ALONE = "alone"
 CHUNK, MAX_NUM_SEQS = 7, 4
-ENOUGH = 16  # tokens that a worker is asked for where tiers have the others
+ENOUGH = 16  # tokens for a worker to compute if tiers have the others
 PATHS = ("batched", "chunked", "preempted", "cached", "cancelled", "part", "guesses", "host", "int8", "ranks")
 
 
 class Paths:
-    """What the paths share: engines, each with a worker, since a process takes seconds to start.
+    """State that the paths share: engines, each with a worker, since a process takes seconds to start.
 
-    Each path has a namespace of its own, so that neither side's prefix cache has the prompts of another path.
+    Each path has its own namespace, so that neither side's prefix cache has the prompts of another path.
     """
 
     def __init__(self, stack: ExitStack) -> None:
@@ -44,7 +44,7 @@ class Paths:
         self.opened: dict[str, Engine] = {}
 
     def engine(self, name: str, prompts, args, **options) -> Engine:
-        """Return the engine of this name. It is opened the first time, and closed when the script ends."""
+        """Return the engine with this name. It is opened on first use and closed when the script ends."""
         if name not in self.opened:
             config = EngineConfig(prefill_workers=1, **options_for(prompts, args, **options))
             engine = self.opened[name] = open_engine(args.model, config, args.dtype, args.device)
@@ -53,7 +53,7 @@ class Paths:
         return self.opened[name]
 
     def plain(self, prompts, args) -> Engine:
-        """Return the engine of the paths that need nothing else: chunks are shorter than a block."""
+        """Return the engine of the paths without special needs: chunks are shorter than a block."""
         return self.engine("plain", prompts, args, handover_min_tokens=0)
 
     def alone(self, model, prompts, args) -> Outcome:
@@ -64,7 +64,7 @@ class Paths:
         return done
 
     def batched(self, model, prompts, args) -> Outcome:
-        """Run all prompts together, while others, which have been computed here, are being answered."""
+        """Run all prompts together while others, computed here, are being answered."""
         run = Run(self.plain(prompts, args), args, "batched")
         beside = [run.add(ids[:CHUNK], args.max_new_tokens + len(ids)) for ids in prompts[:2]]
         while not all(request.output_ids for request in beside):
@@ -103,7 +103,7 @@ class Paths:
         return done.exercising(run.event("tokens") > brought, "the worker's cache was not asked")
 
     def cancelled(self, model, prompts, args) -> Outcome:
-        """Abort every request while its prompt is on its way, and ask again at once."""
+        """Abort every request while its prompt is in transit, and ask again at once."""
         run = Run(self.plain(prompts, args), args, "cancelled")
         before = run.event("cancelled")
         for ids in prompts:
@@ -121,14 +121,14 @@ class Paths:
         return done.exercising(run.num_brought < whole, "the buffers were enough for every prompt")
 
     def guesses(self, model, prompts, args) -> Outcome:
-        """Run the prompts twice with guesses behind what was handed over."""
+        """Run the prompts twice with guesses after the handed-over tokens."""
         run = Run(self.small(prompts, args), args, "guesses")
         run.answers(prompts)
         done = run.outcome(run.answers(prompts))
         return done.exercising(run.num_drafted, "nothing was guessed")
 
     def host(self, model, prompts, args) -> Outcome:
-        """Run all prompts, forget what the pool caches, and run them again with what host memory has."""
+        """Run all prompts, drop the pool's cache, and run them again with the KV in host memory."""
         run = Run(self.small(prompts, args), args, "host")
         connector = cache_of(run.engine.scheduler.manager).connector
         assert isinstance(connector, EitherConnector) and isinstance(connector.tiers, TierConnector)
@@ -142,7 +142,7 @@ class Paths:
         return done.exercising(done.kv["restored_tokens"], "no token came back from host memory")
 
     def small(self, prompts, args) -> Engine:
-        """Return an engine with a tier and guesses, and buffers for two blocks and what goes with them."""
+        """Return an engine with a tier and guesses, and buffers for two blocks and their extras."""
         receiving = Run(self.plain(prompts, args), args, "").receiving
         num_buffers = 2 + receiving.extras.num_buffers(0, 2)
         options = {"handover_bytes": num_buffers * receiving.stage.buffer_bytes, "handover_min_tokens": ENOUGH}
@@ -168,10 +168,10 @@ class Paths:
 
 
 class Run:
-    """One path's requests to an engine, and what was seen of their transfers.
+    """One path's requests to an engine, and figures of their transfers.
 
     Attributes:
-        num_mixed: steps that ran while a prompt was on its way. num_partial: steps with one that had arrived in part.
+        num_mixed: steps that ran while a prompt was in transit. num_partial: steps with one that had partly arrived.
         num_drafted: tokens that were guessed.
     """
 
@@ -185,12 +185,12 @@ class Run:
         self.before = {name: self.event(name) for name in ("transfers", "tokens", "losses")}
 
     def event(self, name: str) -> int:
-        """Return how often something has happened, in all paths of this engine."""
+        """Return the count of an event, over all paths of this engine."""
         return self.receiving.stats[0].events[name]
 
     @property
     def num_brought(self) -> int:
-        """How many tokens were handed over in this path."""
+        """The number of tokens handed over in this path."""
         return self.event("tokens") - self.before["tokens"]
 
     def add(self, ids: list[int], max_tokens: int | None = None) -> Request:
@@ -200,7 +200,7 @@ class Run:
         return self.engine.add_request(f"{self.name} {self.num_requests}", ids, params, namespace=self.name)
 
     def answers(self, prompts: list[list[int]], preempt: bool = False) -> list[list[int]]:
-        """Run until every prompt is answered, and what was asked before. preempt: as in `steps_of`."""
+        """Run until every prompt and all earlier requests are answered. preempt: as in `steps_of`."""
         requests = [self.add(ids) for ids in prompts]
         for result in steps_of(self.engine, preempt):
             self.num_drafted += result.stats.num_drafted
@@ -212,7 +212,7 @@ class Run:
         return [request.output_ids for request in requests]
 
     def outcome(self, outputs: list[list[int]]) -> Outcome:
-        """Return the answers, and what is wrong: blocks or buffers that were lost, or a worker."""
+        """Return the answers, and any faults: lost blocks or buffers, or a lost worker."""
         done = Outcome(outputs, {}, lost_blocks(self.engine))
         while self.receiving.transfers.any_lent:
             self.receiving.transfers.wait(1)

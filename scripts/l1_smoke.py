@@ -11,7 +11,7 @@ from mini_engine.kv.contiguous import CachedSequence, ContiguousKv, reusable_pre
 
 
 def generate(model, prompts, args) -> Outcome:
-    """Run each prompt in a cache of its own, or all of them in one cache with `--reuse`."""
+    """Run each prompt in its own cache, or all of them in one cache with `--reuse`."""
     outputs, kv = [], {"layout": "contiguous", "bytes": 0, "used_bytes": 0}
     for group in [prompts] if args.reuse else [[ids] for ids in prompts]:
         answers, sequence, reused = run_in_one_cache(model, group, args)
@@ -24,7 +24,7 @@ def generate(model, prompts, args) -> Outcome:
 
 
 def run_in_one_cache(model, prompts, args) -> tuple[list[list[int]], CachedSequence, int]:
-    """Answer prompts one after the other in one cache; each keeps the prefix that it shares with the text before it.
+    """Answer prompts one after the other in one cache; each keeps the prefix that it shares with the previous text.
 
     Returns:
         the answers, the cached sequence, and the number of prompt tokens that did not have to be computed.

@@ -1,7 +1,7 @@
 """Lesson 4. The sampler: greedy answers equal Hugging Face's, drawn ones are the same alone and in a batch.
 
 Each prompt is answered twice: greedily, and drawn in a batch with greedy neighbours. The drawn answer is compared with
-the same prompt run alone, its tokens drawn from the distributions that transformers' own processors make.
+the same prompt run alone, its tokens drawn from the distributions of transformers' own processors.
 """
 
 import sys
@@ -29,7 +29,7 @@ BLOCK_SIZE = 16
 
 @torch.inference_mode()
 def run(model, jobs, args, sampler=sample) -> Outcome:
-    """Answer all (prompt, params) of `jobs` in packed steps, as lesson 3 does. Each ends as its params say."""
+    """Answer all (prompt, params) of `jobs` in packed steps, as in lesson 3. Each ends according to its params."""
     blocks = sum(-(-(len(prompt) + params.max_tokens) // BLOCK_SIZE) for prompt, params in jobs) + 1
     dtype, eos = model.dtype, model.config.eos_token_ids
     pool = KvPool(model.config, blocks, BLOCK_SIZE, load_kernel("auto", args.device, dtype), dtype, args.device)

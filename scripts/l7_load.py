@@ -1,4 +1,4 @@
-"""Lesson 7. Measures what HTTP costs: the same load through LLM.generate and through the server, in alternation.
+"""Lesson 7. Measures the cost of HTTP: the same load through LLM.generate and through the server, in alternation.
 
 The clients run in a separate process. Each reads its answer, streamed or whole, and only counts its tokens.
 """

@@ -22,7 +22,7 @@ MISSING = 'this lesson needs {}: make setup ARGS="--extras server", or pip insta
 
 
 def generate(model, prompts, args) -> Outcome:
-    """All prompts over HTTP, through a server that lives as long as this takes."""
+    """Answer all prompts over HTTP, through a server that runs meanwhile."""
     try:
         import openai  # noqa: F401
 
@@ -46,13 +46,13 @@ def generate(model, prompts, args) -> Outcome:
 
 
 def agreed(whole: list[int], streamed: list[int]) -> list[int]:
-    """The tokens up to where the two differ, so that a difference shows as a missing token."""
+    """Return the tokens up to the first difference, so that a difference shows as a missing token."""
     same = (one == other for one, other in zip(whole, streamed, strict=False))
     return whole[: next((i for i, equal in enumerate(same) if not equal), len(whole))]
 
 
 async def ask_all(url: str, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
-    """The token ids of every prompt's answer, whole and streamed, all asked for at the same time."""
+    """Return the token ids of every prompt's answer, whole and streamed, all requested at the same time."""
     import openai
 
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
@@ -73,12 +73,12 @@ async def ask_all(url: str, prompts: list[list[int]], max_tokens: int) -> tuple[
 
 
 def ids_of(choice: "CompletionChoice") -> list[int]:
-    """Return the token ids of an answer, a field that OpenAI's client does not know but keeps."""
+    """Return the token ids of an answer, a field that is unknown to OpenAI's client but kept by it."""
     return (choice.model_extra or {})["token_ids"]
 
 
 def asked(prompt: list[int], max_tokens: int) -> dict:
-    """The arguments of one completion: greedy, with its token ids."""
+    """Return the arguments of one completion: greedy, with its token ids."""
     more = {"return_token_ids": True}
     return dict(model="pocket", prompt=prompt, max_tokens=max_tokens, temperature=0, extra_body=more)
 

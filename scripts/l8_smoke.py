@@ -21,7 +21,7 @@ COMMON_BLOCKS = 5
 
 @dataclass
 class Scenario:
-    """An engine with its pool, and all its requests in order. evicts: whether the pool is to be too small for them."""
+    """An engine with its pool, and all its requests in order. evicts: True if the pool is meant to be too small."""
 
     name: str
     engine: Engine
@@ -57,14 +57,14 @@ class Scenario:
         return errors + ([f"{self.name}: {held} blocks are still held after all requests have ended"] if held else [])
 
     def not_exercised(self) -> list[str]:
-        """Return what this scenario was to show and did not need."""
+        """Return the features that this scenario was meant to show but did not need."""
         figures = self.figures()
         kept = [] if figures["found_tokens"] else [f"{self.name}: no prompt found a prefix"]
         return kept + ([f"{self.name}: no block was evicted"] if self.evicts and not figures["evicted_blocks"] else [])
 
 
 def begin(name, model, args, prompts, share=1.0) -> Scenario:
-    """Return a scenario whose pool holds `share` of what all prompts and answers need, but at least the largest."""
+    """Return a scenario whose pool holds `share` of the need of all prompts and answers, but at least the largest."""
     needs = blocks_for(prompts, args)
     blocks = max(max(needs), int(sum(needs) * share)) + 1
     engine = Engine.for_model(

@@ -1,7 +1,7 @@
 """Lesson 9. The engine with lesson 0's layers and with both fast backends: the tokens are the same.
 
 A backend is left out only where it cannot run: "packed" without a C++ compiler or in float16, and both on a GPU.
-Anything else that goes wrong ends the script with an error.
+Any other failure ends the script with an error.
 """
 
 import sys
@@ -23,7 +23,7 @@ BACKENDS = ("torch", "packed")
 
 
 def generate(model, prompts, args) -> Outcome:
-    """Run all prompts through lesson 5's engine, with the layers that the model has."""
+    """Run all prompts through lesson 5's engine, with the model's layers."""
     blocks = 1 + sum(blocks_for(prompts, args))
     limits = SchedulerConfig(max_num_seqs=8)
     engine = Engine.for_model(model, num_blocks=blocks, block_size=args.block_size, scheduler_config=limits)
@@ -34,7 +34,7 @@ def why_not(backend: str, model) -> str | None:
     """Return why this machine cannot run a backend, or None if it can.
 
     Raises:
-        UserError: there is a compiler, but it cannot build the packed layers, which is a fault.
+        UserError: there is a compiler, but it cannot build the packed layers, which is a bug.
     """
     if model.device.type != "cpu":
         return f"fast layers run on the CPU only; this model is on {model.device}"
@@ -50,7 +50,7 @@ def why_not(backend: str, model) -> str | None:
 
 
 def has_compiler() -> bool:
-    """Whether a C++ compiler is installed, working or not."""
+    """Return True if a C++ compiler is installed, working or not."""
     try:
         find_compiler()
     except UserError:

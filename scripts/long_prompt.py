@@ -1,7 +1,8 @@
 """Lesson 5. Measures how long decoding requests wait for their next token when a long prompt arrives.
 
-First as in lesson 3: all prompts and decodes share one packed step, however long it takes. Then with the scheduler,
-which computes the prompt in chunks within a step's token budget. A gap is the time between two tokens of one answer.
+First as in lesson 3: all prompts and decodes share one packed step, no matter how long it takes. Then with the
+scheduler, which computes the prompt in chunks within a step's token budget. A gap is the time between two tokens of one
+answer.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Course machinery. Writes a Qwen3 checkpoint of a real shape with random weights, to measure speed without a download.
 
-Tensors are drawn and written piece by piece, so memory use stays small however large the model is. The same seed gives
-the same weights. The answers are nonsense; their speed is the real model's.
+Tensors are drawn and written piece by piece, so memory use stays small even for large models. The same seed gives the
+same weights. The answers are nonsense; their speed is the real model's.
 """
 
 import json

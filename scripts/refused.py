@@ -1,7 +1,7 @@
-"""Course machinery. Collects what we need to know of an answer that you hold to be right and a check refuses.
+"""Course machinery. Collects the facts about an answer that you believe is right and a check refuses.
 
 Checks your files as `python -m lessons check N` does, without touching your progress, and prints Markdown for the issue
-form "A check refuses a right answer": versions, what the check says, and the functions of the task that it is about.
+form "A check refuses a right answer": versions, the check's output, and the functions of the task in question.
 Read it before you send it; nothing is sent by this command.
 """
 
@@ -40,7 +40,7 @@ NOTHING_REFUSED = {
 
 
 def collect(lesson: Lesson, places: Places, limit: float) -> dict[str, Any]:
-    """Check a copy of the student's files and return what a reader of the issue needs.
+    """Check a copy of the student's files and return the facts for a reader of the issue.
 
     Raises:
         UserError: there is nothing to check, or nothing is refused.
@@ -69,7 +69,7 @@ def collect(lesson: Lesson, places: Places, limit: float) -> dict[str, Any]:
 
 
 def machine(places: Places) -> dict[str, str]:
-    """Return versions, and which of the course's own files differ from its commit."""
+    """Return versions, and the course's own files that differ from its commit."""
     found = {"course": __version__, "commit": git(places, "rev-parse", "--short", "HEAD") or "unknown"}
     changed = git(places, "diff", "--name-only", "HEAD", "--", "mini_engine", "tests", "scripts", "lessons").split()
     found["changed"] = ", ".join(changed) or "nothing"
@@ -83,7 +83,7 @@ def machine(places: Places) -> dict[str, str]:
 
 
 def git(places: Places, *arguments: str) -> str:
-    """Return what git prints; empty without git or a repository."""
+    """Return git's output; empty without git or a repository."""
     try:
         done = subprocess.run(["git", *arguments], cwd=places.root, capture_output=True, encoding="utf-8", check=True)
     except (OSError, subprocess.CalledProcessError):

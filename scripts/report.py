@@ -1,11 +1,11 @@
-"""Course machinery. Reports what this machine is, whether the course runs right on it, and how fast.
+"""Course machinery. Reports on this machine: its hardware, whether the course runs correctly on it, and how fast.
 
     python scripts/report.py            everything, at most ten minutes
     python scripts/report.py --quick    a first impression, about a minute
     python scripts/report.py --check build/report/report.json
 
-Writes report.json and report.md and asks nothing of a network. Exit codes: 0 if all that ran is right, 1 if something
-failed, 2 for bad input, 130 after Ctrl-C, when both files hold what was found until then.
+Writes report.json and report.md and needs no network. Exit codes: 0 if everything that ran is right, 1 if something
+failed, 2 for bad input, 130 after Ctrl-C, when both files hold the results so far.
 """
 
 import argparse
@@ -35,9 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="six lessons and a small model, about a minute")
     parser.add_argument("--minutes", type=whole_number(1), metavar="N", help=f"at most (default: {MINUTES})")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object instead of the page")
-    parser.add_argument(
-        "--check", type=Path, metavar="FILE", help="only say whether FILE is a report, and what it says"
-    )
+    parser.add_argument("--check", type=Path, metavar="FILE", help="only check whether FILE is a report that passes")
     return parser
 
 
@@ -74,13 +72,13 @@ def make(args: argparse.Namespace) -> int:
 
 
 class Bar:
-    """Says what is measured: a bar on a terminal, a line for each step in a pipe."""
+    """Shows progress: a bar on a terminal, a line for each step in a pipe."""
 
     def __init__(self, show) -> None:
         self.total, self.show, self.done, self.began = 0, show, 0, time.monotonic()
 
     def __call__(self, name: str) -> None:
-        """Say what comes next."""
+        """Show the name of the next step."""
         self.done += 1
         self.show(min(self.done, self.total), self.total, name)
 
@@ -102,7 +100,7 @@ def progress() -> Iterator[Bar]:
 
 
 def check(path: Path) -> int:
-    """Say whether a file is a report that passes."""
+    """Print whether a file is a report that passes. Return the exit code."""
     from scripts.machine.page import page_of
     from scripts.machine.stored import read, why_not
 

@@ -45,7 +45,7 @@ class Machine(NamedTuple):
 
 
 class TorchSource(NamedTuple):
-    """Where torch comes from (an empty index means pip's default), and why in a few words."""
+    """The index to install torch from (empty: pip's default), and the reason in a few words."""
 
     index: str
     why: str
@@ -69,7 +69,7 @@ def dotted(version):
 
 
 def cpu_index_answers(seconds=3.0):
-    """Whether PyTorch's index of CPU builds responds within `seconds`, including name resolution."""
+    """Return True if PyTorch's index of CPU builds responds within `seconds`, including name resolution."""
     import urllib.request
 
     answers = []
@@ -130,20 +130,20 @@ class Marker(NamedTuple):
 
 
 def fingerprint(settings, constraints):
-    """A hash of what decides what is installed: of pyproject.toml's parts, not of ruff's or pytest's settings in it."""
+    """Return a hash of everything that determines the installation, without ruff's or pytest's settings."""
     parts = [settings.get(table) for table in ("build-system", "project", "dependency-groups")] + [TORCH, constraints]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode("utf-8")).hexdigest()
 
 
 class Plan(NamedTuple):
-    """What to do with .venv (`create`, `recreate`, `adopt`, `update`, or nothing: `ready`), and why."""
+    """The action for .venv (`create`, `recreate`, `adopt`, `update`, or nothing: `ready`), and the reason."""
 
     action: str
     why: str
 
 
 def make_plan(marker, wanted, venv_exists, has_python):
-    """Decide what to do. An environment that this script did not make is installed into, but never deleted."""
+    """Choose the action. An environment that this script did not make is installed into, but never deleted."""
     if not venv_exists:
         return Plan("create", "making .venv")
     is_whole = marker is not None and marker.ready and marker.root == wanted.root and has_python
@@ -250,7 +250,7 @@ def parse_args(argv):
         epilog="Then use .venv/bin/python (on Windows .venv\\Scripts\\python.exe), or --run.",
     )
     parser.add_argument(
-        "--extras", default="", metavar="A,B", help="extras of pyproject.toml besides server, such as gpu"
+        "--extras", default="", metavar="A,B", help="extras of pyproject.toml in addition to server, such as gpu"
     )
     parser.add_argument("--torch-index", default="", metavar="URL", help="install torch from this index")
     parser.add_argument(

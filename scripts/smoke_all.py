@@ -1,7 +1,7 @@
 """Course machinery. Runs every lesson's smoke script and prints one table.
 
 A lesson is a folder in lessons/ with a lesson.toml, whose `smoke` names the script and its arguments. Each script runs
-in its own process with --json, so the table shows what the script itself found.
+in its own process with --json, so the table shows the script's own results.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def number(value: float | None) -> str:
 
 
 def explain(result: Result) -> str:
-    """Say why a lesson failed: its script's output, and each request's first difference."""
+    """Explain why a lesson failed: its script's output, and each request's first difference."""
     lines = result.output.strip().splitlines()[-TAIL:]
     for index, request in enumerate(result.report.get("requests", [])):
         ours, theirs = request["ours"], request["hf"]

@@ -1,7 +1,8 @@
 """Lesson 3. Paged attention block by block: follows the block table and reads keys and values in place, in plain torch.
 
-This is the kernel that the lesson's page explains and its players show. Of a whole history it holds one block's scores
-and three running results: the online softmax (Milakov and Gimelshein, 2018), as in FlashAttention (Dao et al., 2022).
+This is the kernel that the lesson's page explains and its players show. However long the history, it holds one block's
+scores and three running results: the online softmax (Milakov and Gimelshein, 2018), as in FlashAttention (Dao et al.,
+2022).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from torch import Tensor
 
 
 def ignore(*kept: Tensor) -> None:
-    """Look at nothing: what a kernel does when it is not being recorded."""
+    """Do nothing. The `watch` of a kernel that is not being recorded."""
 
 
 def paged_attention(
@@ -52,7 +53,7 @@ def attend_blocks(
 
     Args:
         q: `[q_len, H_q, D]`. Query i sees keys 0 … kv_len - q_len + i; head h reads key/value head h // (H_q // H_kv).
-        blocks: the sequence's row of the block table. Entries past the blocks of its kv_len keys may be no blocks.
+        blocks: the sequence's row of the block table. Entries past the blocks of its kv_len keys may hold anything.
         watch: called after each block with its scores, the largest score so far, the sum of exp(score - largest) and
             the sum of exp(score - largest) · V, each `[q_len, H_kv, group, …]`. Players show them; no answer depends
             on it.

@@ -7,11 +7,11 @@
     v_cache       as k_cache                           block_table[s, i // block_size] at offset i % block_size
     cu_seqlens_q  [S + 1] int32                        q rows cu_seqlens_q[s] … cu_seqlens_q[s + 1] - 1 are sequence s
     seq_lens_kv   [S] int32                            keys each sequence has, this step's own included
-    block_table   [S, max_blocks] int32                each sequence's blocks in order; what follows them is not read
+    block_table   [S, max_blocks] int32                each sequence's blocks in order; later entries are not read
     scale         float                                multiplies q·k, usually D ** -0.5
     out           [T, H_q, D]                          in q's dtype
 
-What every kernel promises:
+Every kernel guarantees:
 - Any mix of sequences: decode rows (q_len 1), chunks behind a history (q_len < kv_len), whole prompts (q_len = kv_len).
 - Causality is bottom-right: query i of a sequence sees its keys 0 … kv_len - q_len + i.
 - Query head h reads key/value head h // (H_q // H_kv).
@@ -29,11 +29,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-EVERY_KEY = 2**31 - 1  # a window (lesson 15): how many keys a query sees, its own included; this one hides none
+EVERY_KEY = 2**31 - 1  # a window (lesson 15): the number of keys a query sees, its own included; this one hides none
 
 
 class PagedAttention(Protocol):
-    """A kernel's function: the contract above, with inputs that `check_inputs` has let through."""
+    """A kernel's function: the contract above, for inputs that `check_inputs` has accepted."""
 
     def __call__(
         self,
@@ -71,12 +71,12 @@ class Kernel:
 def check_inputs(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, cu_seqlens_q: Tensor, seq_lens_kv: Tensor, block_table: Tensor
 ) -> None:
-    """Refuse what no kernel could answer, in one sentence, before anything runs.
+    """Reject inputs that no kernel could answer, with one sentence, before anything runs.
 
-    Shapes, dtypes and devices are looked at everywhere. Lengths are read only where that costs no wait for a device.
+    Shapes, dtypes and devices are always checked. Lengths are read only where that needs no wait for a device.
 
     Raises:
-        ValueError: names the argument, what it is and what it should be.
+        ValueError: names the argument, its value and what is allowed.
     """
     _check_shapes(q, k_cache, v_cache)
     check_batch(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table)
@@ -85,7 +85,7 @@ def check_inputs(
 def check_batch(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, cu_seqlens_q: Tensor, seq_lens_kv: Tensor, block_table: Tensor
 ) -> None:
-    """The part of `check_inputs` that holds whatever a row of the caches looks like: tables, devices and lengths."""
+    """Check tables, devices and lengths: the part of `check_inputs` that does not depend on the caches' row format."""
     _check_tables(cu_seqlens_q, seq_lens_kv, block_table)
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache), ("block_table", block_table)):
         if x.device != q.device:

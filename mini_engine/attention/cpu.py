@@ -37,10 +37,10 @@ ARGUMENTS = (*[ctypes.c_void_p] * 7, ctypes.POINTER(AttentionSizes), ctypes.c_fl
 
 
 def load(device: torch.device, dtype: torch.dtype) -> PagedAttention:
-    """Return the C++ kernel for tensors of this dtype, built now if it never was.
+    """Return the C++ kernel for tensors of this dtype, built first if necessary.
 
     Raises:
-        UserError: not a CPU, not a dtype it knows, or it cannot be built here.
+        UserError: the device is not a CPU, the dtype is not supported, or the kernel cannot be built here.
     """
     if device.type != "cpu":
         raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for triton or torch")
@@ -49,10 +49,10 @@ def load(device: torch.device, dtype: torch.dtype) -> PagedAttention:
 
 
 def kernel_address(dtype: torch.dtype) -> ctypes.c_void_p:
-    """Where the kernel's machine code lies, for C++ that calls it with pointers of its own (lesson 9).
+    """Return the address of the kernel's machine code, for C++ that calls it directly (lesson 9).
 
     Raises:
-        UserError: not a dtype it knows, or it cannot be built here.
+        UserError: the dtype is not supported, or the kernel cannot be built here.
     """
     return ctypes.cast(getattr(_library_for(dtype), FUNCTIONS[dtype]), ctypes.c_void_p)
 
@@ -67,7 +67,7 @@ def paged_attention(
     scale: float,
     window: int = EVERY_KEY,
 ) -> Tensor:
-    """As the contract says. q's dtype chooses the function: one for float32 would read past the end of bfloat16."""
+    """Implement the contract. q's dtype selects the function: float32's would read past the end of bfloat16 data."""
     function = getattr(_library_for(q.dtype), FUNCTIONS[q.dtype])
     return call(function, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale, window)
 
@@ -82,7 +82,7 @@ def scalar_attention(
     scale: float,
     window: int = EVERY_KEY,
 ) -> Tensor:
-    """As the contract says, by the plain loops of `scalar.h` on one thread: to be read, tested and measured against."""
+    """Implement the contract with `scalar.h`'s plain loops on one thread: a baseline to read, test and measure."""
     function = getattr(_library_for(q.dtype), SCALAR_FUNCTIONS[q.dtype])
     return call(function, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale, window)
 
@@ -100,7 +100,8 @@ def call(
 ) -> Tensor:
     """Call a compiled PagedAttention that takes q's dtype and this cache; ValueError if a table names no block.
 
-    Each query sees `window` keys, its own included; blocks that no query sees are not read, nor is their entry.
+    Each query sees `window` keys, its own included; blocks that no query sees are not read, nor are their table
+    entries.
     """
     if q.stride()[1:] != (q.shape[2], 1):
         q = q.contiguous()
@@ -117,7 +118,7 @@ def call(
 def spared_keys(
     q: Tensor, k_cache: Tensor, starts: Tensor, kv_lens: Tensor, table: Tensor, window: int = EVERY_KEY
 ) -> int:
-    """The keys that a call with these int32 tables does not read again, because its decodes share their blocks."""
+    """Return the number of key reads that a call with these int32 tables saves because its decodes share blocks."""
     library = _library_for(q.dtype)
     library.paged_attention_spared.restype = ctypes.c_int64
     sizes = sizes_of(q, q, k_cache, table, window)
@@ -127,7 +128,7 @@ def spared_keys(
 
 
 def sizes_of(q: Tensor, out: Tensor, k_cache: Tensor, block_table: Tensor, window: int = EVERY_KEY) -> AttentionSizes:
-    """The sizes of a call with these tensors; the heads of a row of `q` and of `out` follow each other in memory."""
+    """Return the sizes of a call with these tensors. In `q` and `out`, the heads of a row are contiguous in memory."""
     num_rows, heads, dim = q.shape
     num_blocks, block_size, kv_heads, _ = k_cache.shape
     num_seqs, max_blocks = block_table.shape
@@ -147,7 +148,7 @@ def sizes_of(q: Tensor, out: Tensor, k_cache: Tensor, block_table: Tensor, windo
 
 
 def _library_for(dtype: torch.dtype) -> ctypes.CDLL:
-    """The compiled kernel, which has a function for this dtype; UserError if there is none."""
+    """Return the compiled kernel, after checking that it has a function for this dtype; UserError if not."""
     if dtype not in FUNCTIONS:
         raise UserError(f"the cpu kernel takes float32 and bfloat16, not {dtype}; ask for torch")
     library = _library()
@@ -158,7 +159,7 @@ def _library_for(dtype: torch.dtype) -> ctypes.CDLL:
 
 @functools.cache
 def _library() -> ctypes.CDLL | UserError:
-    """The compiled kernel, or why there is none: a failed build is not repeated in this process."""
+    """Return the compiled kernel, or the error of its build: a process does not repeat a failed build."""
     try:
         return find_or_build(SOURCES, _open)
     except UserError as why:

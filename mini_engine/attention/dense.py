@@ -14,7 +14,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None
     Args:
         q: `[q_len, H_q, D]`. Query head h reads key/value head h // (H_q // H_kv).
         k, v: `[kv_len, H_kv, D]`, kv_len >= q_len, with q's dtype and on q's device.
-        scale: factor applied to q·k, in place of D ** -0.5, which None stands for.
+        scale: factor applied to q·k; None stands for D ** -0.5.
 
     Returns:
         `[q_len, H_q, D]`, with q's dtype and on q's device; q, k and v are not modified.

@@ -1,6 +1,6 @@
-"""Lesson 3. Paged attention with torch's own operations, made fast: copies of K and V that stay in the cache.
+"""Lesson 3. Fast paged attention with torch's own operations: copies K and V through a buffer that stays in cache.
 
-It needs no compiler and runs on any device. It gathers, as the reference does, and five things make it faster.
+It needs no compiler and runs on any device. It gathers, like the reference, and five things make it faster.
 Sequences are copied block by block into the same buffer, so the copy is still in the processor's cache when attention
 reads it. Decodes of similar length are attended to together, as many as that cache can hold. The query heads of a group
 are folded into the query length, so that their keys and values are read once for all of them. A whole prompt needs no
@@ -20,14 +20,14 @@ from torch import Tensor
 from mini_engine.attention.contract import EVERY_KEY
 from mini_engine.attention.dense import causal_attention
 
-COPY_BYTES = 2**22  # K and V of sequences attended to together; a longer one goes alone
+COPY_BYTES = 2**22  # K and V of sequences attended to together; a longer sequence is attended to alone
 MAX_LEN_DIFF = 64  # keys; sequences that differ by more are not padded to one length to save a call
 MIN_QUERIES = 33  # with fewer, SDPA is faster than matrix products
 QUERY_TILE = 128  # queries whose scores are computed together: few enough for the cache, enough for a product
 
 
 class Span(NamedTuple):
-    """The `q_len` rows of q from `begin` on, which belong to sequence `seq` with its `kv_len` keys."""
+    """The rows begin … begin + q_len - 1 of q, which belong to sequence `seq` with `kv_len` keys."""
 
     seq: int
     begin: int
@@ -36,10 +36,10 @@ class Span(NamedTuple):
 
 
 class FoldedAttention:
-    """The contract of `mini_engine.attention.contract`; an object, because it keeps its buffer between calls.
+    """Implements the contract of `mini_engine.attention.contract`. An object, to keep its buffer between calls.
 
     Args:
-        window: how many keys a query sees, its own included; the others are copied, and masked.
+        window: the number of keys a query sees, its own included; the others are copied and masked.
     """
 
     def __init__(self, window: int = EVERY_KEY) -> None:
@@ -72,13 +72,13 @@ class FoldedAttention:
 
 
 def read_spans(cu_seqlens_q: Tensor, seq_lens_kv: Tensor) -> list[Span]:
-    """Every sequence's rows and number of keys, in order; those without a query included."""
+    """Return every sequence's rows and number of keys, in order, sequences without queries included."""
     bounds, kv_lens = pairwise(cu_seqlens_q.tolist()), seq_lens_kv.tolist()
     return [Span(s, begin, end - begin, kv_lens[s]) for s, (begin, end) in enumerate(bounds)]
 
 
 def attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-    """Causal attention of a sequence's last q_len tokens, in the way that is fastest for them."""
+    """Compute causal attention of a sequence's last q_len tokens, in the fastest way for that length."""
     if len(q) >= MIN_QUERIES and q.device.type == "cpu" and q.dtype == torch.bfloat16 and multiplies_bfloat16():
         return attend_by_products(q, k, v, scale, window)
     if len(k) > window:
@@ -87,7 +87,7 @@ def attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> 
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether torch has oneDNN (on macOS it is built without) and oneDNN multiplies bfloat16 on this processor."""
+    """Return True if torch has oneDNN (not on macOS) and oneDNN multiplies bfloat16 on this processor."""
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
@@ -112,7 +112,7 @@ def attend_by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, window: in
 
 
 def attend_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """A whole prompt, q_len = kv_len: `is_causal` stands for its mask, the triangle, and saves half the work."""
+    """Attend with a whole prompt, q_len = kv_len: `is_causal` replaces the triangular mask and saves half the work."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)[0].transpose(0, 1)
 
@@ -126,8 +126,8 @@ def attend_window(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) ->
 
 
 def attend_decodes(q: Tensor, k: Tensor, v: Tensor, kv_lens: Sequence[int], scale: float, window: int) -> Tensor:
-    """One query a sequence has one mask, so the H_q // H_kv heads of a group can stand in as that many queries."""
-    if (behind := min(kv_lens) - window) > 0:  # keys that none of them sees
+    """Attend with one query a sequence. One mask serves all heads, so the heads of a group are folded into queries."""
+    if (behind := min(kv_lens) - window) > 0:  # the leading keys that no sequence sees
         k, v, kv_lens = k[:, behind:], v[:, behind:], [kv_len - behind for kv_len in kv_lens]
     n, longest, heads, dim = k.shape
     mask = None if min(kv_lens) == longest else last_columns(kv_lens, longest, window, k.device)[:, None, None]
@@ -137,7 +137,7 @@ def attend_decodes(q: Tensor, k: Tensor, v: Tensor, kv_lens: Sequence[int], scal
 
 
 def of_similar_length(decodes: Sequence[Span], most_keys: int) -> Iterator[list[Span]]:
-    """Groups, the longest sequences first, that are worth attending to together: at most `most_keys` with padding."""
+    """Yield groups to attend to together, longest sequences first: at most `most_keys` keys, padding included."""
     group: list[Span] = []
     for span in sorted(decodes, key=lambda span: -span.kv_len):
         longest = group[0].kv_len if group else span.kv_len
@@ -150,7 +150,7 @@ def of_similar_length(decodes: Sequence[Span], most_keys: int) -> Iterator[list[
 
 
 class CopyBuffer:
-    """Copies of keys and values, always in the same memory: a copy is valid until the next one."""
+    """A buffer for copies of keys and values. Each copy is valid until the next one overwrites it."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0)
@@ -158,7 +158,7 @@ class CopyBuffer:
     def gather(
         self, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, spans: Sequence[Span]
     ) -> tuple[Tensor, Tensor]:
-        """K and V of these sequences, `[n, longest, H_kv, D]` each, zero past the end of a shorter one."""
+        """Return K and V of these sequences, `[n, longest, H_kv, D]` each, zero past the end of shorter sequences."""
         kv_lens = [span.kv_len for span in spans]
         ids = blocks_to_copy(block_table[as_index([span.seq for span in spans])], kv_lens, k_cache.shape[1])
         both = self._room(k_cache, ids.numel())
@@ -173,7 +173,7 @@ class CopyBuffer:
         return k, v
 
     def _room(self, cache: Tensor, num_blocks: int) -> Tensor:
-        """`[2, num_blocks, block_size, H_kv, D]` in the cache's dtype, uninitialized."""
+        """Return `[2, num_blocks, block_size, H_kv, D]` in the cache's dtype, uninitialized."""
         numel = 2 * num_blocks * cache[0].numel()
         if self._memory.numel() < numel or self._memory.dtype != cache.dtype:
             self._memory = cache.new_empty(numel)
@@ -181,9 +181,9 @@ class CopyBuffer:
 
 
 def blocks_to_copy(table: Tensor, kv_lens: Sequence[int], block_size: int) -> Tensor:
-    """`[n, most blocks]` ids: each sequence's own blocks, then its first one again where a longer one has more.
+    """Return `[n, most_blocks]` ids: each sequence's own blocks, padded with its first one.
 
-    What the table says past a sequence's own blocks may be no block at all.
+    The table's own entries past a sequence's blocks may not be block ids at all.
     """
     longest = max(kv_lens)
     ids = table[:, : -(-longest // block_size)]
@@ -194,12 +194,12 @@ def blocks_to_copy(table: Tensor, kv_lens: Sequence[int], block_size: int) -> Te
 
 
 def first_columns(counts: Sequence[int], width: int, device: torch.device) -> Tensor:
-    """`[n, width]` bool: the first `counts` columns of each row."""
+    """Return `[n, width]` bool: True in the first `counts` columns of each row."""
     return torch.arange(width, device=device) < torch.tensor(counts, device=device)[:, None]
 
 
 def last_columns(counts: Sequence[int], width: int, window: int, device: torch.device) -> Tensor:
-    """`[n, width]` bool: of the first `counts` columns of each row, the last `window`."""
+    """Return `[n, width]` bool: True in the last `window` of the first `counts` columns of each row."""
     visible = first_columns(counts, width, device)
     if width > window:
         visible &= ~first_columns([count - window for count in counts], width, device)
@@ -207,6 +207,6 @@ def last_columns(counts: Sequence[int], width: int, window: int, device: torch.d
 
 
 def as_index(numbers: Sequence[int]) -> slice | list[int]:
-    """An index for these rows; a slice where they follow each other, because that copies nothing."""
+    """Return an index for these rows: a slice if they are consecutive, because that copies nothing."""
     together = slice(numbers[0], numbers[-1] + 1)
     return together if list(numbers) == list(range(together.start, together.stop)) else list(numbers)

@@ -29,7 +29,7 @@ def paged_attention(
     Returns:
         `[T, H_q, D]` in q's dtype. The inputs are not changed.
     """
-    out = torch.zeros_like(q)  # rows of no sequence stay zero
+    out = torch.zeros_like(q)  # rows that belong to no sequence stay zero
     for s, (begin, end) in enumerate(pairwise(cu_seqlens_q.tolist())):
         if begin == end:
             continue

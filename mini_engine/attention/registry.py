@@ -1,6 +1,6 @@
 """Lesson 3. The attention kernels by name, and the choice of the fastest one that works here.
 
-Not every machine has a C++ compiler or Triton, so the kernels that need them are built and imported when asked for.
+Not every machine has a C++ compiler or Triton, so kernels that need them are built and imported only on request.
 """
 
 import functools
@@ -15,7 +15,7 @@ from mini_engine.attention.contract import Kernel, PagedAttention
 from mini_engine.errors import UserError
 from mini_engine.values import shown
 
-Loaded = TypeVar("Loaded")  # a kernel: lesson 16's are of another kind
+Loaded = TypeVar("Loaded")  # a kernel; lesson 16's have another type
 KERNEL_NAMES = ("auto", "reference", "blockwise", "torch", "cpu", "triton")
 
 
@@ -27,7 +27,7 @@ def load_kernel(name: str = "auto", device: str | torch.device = "cpu", dtype: t
     says on stderr when it has to settle for less.
 
     Raises:
-        UserError: there is no such kernel, or the one asked for cannot work here; the sentence says why.
+        UserError: there is no such kernel, or it cannot work here; the message says why.
     """
     device = torch.device(device)
     if name == "auto":
@@ -56,7 +56,7 @@ def _load_triton(device: torch.device, dtype: torch.dtype) -> PagedAttention:
 
 
 def best_kernel(load: Callable[[str], Loaded], device: torch.device) -> Loaded:
-    """Return the fastest kernel that `load` can give for this device; say on stderr if that is not the usual one."""
+    """Return the fastest kernel that `load` can give for this device. If it falls back to torch, say so on stderr."""
     try:
         return load({"cpu": "cpu", "cuda": "triton"}.get(device.type, "torch"))
     except UserError as why:

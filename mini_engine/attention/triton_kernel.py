@@ -25,10 +25,10 @@ DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32:
 
 
 def load(device: torch.device, dtype: torch.dtype) -> PagedAttention:
-    """The Triton kernel for tensors of this dtype on this device.
+    """Return the Triton kernel for tensors of this dtype on this device.
 
     Raises:
-        UserError: not a GPU (and not Triton's interpreter, which tests use), or not a dtype it knows.
+        UserError: the device is not a GPU (nor Triton's interpreter, which tests use), or the dtype is not supported.
     """
     if device.type != "cuda" and not knobs.runtime.interpret:
         raise UserError(f"the triton kernel needs a GPU, not {device}; TRITON_INTERPRET=1 runs it slowly on a CPU")
@@ -47,7 +47,7 @@ def paged_attention(
     scale: float,
     window: int = EVERY_KEY,
 ) -> Tensor:
-    """The contract of `mini_engine.attention.contract`, on a GPU. Block ids are trusted: a check would wait."""
+    """Implement `mini_engine.attention.contract` on a GPU. Block ids are trusted: a check would wait for the device."""
     return launch(_load_rows, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale, window)
 
 
@@ -64,7 +64,7 @@ def launch(
 ) -> Tensor:
     """Run the kernel over caches that `load_rows`, a function like `_load_rows`, reads.
 
-    Each query sees `window` keys, its own included. What lies behind the windows of a tile's queries is not read.
+    Each query sees `window` keys, its own included. Keys before the windows of a tile's queries are not read.
     """
     num_rows, heads, dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
@@ -94,12 +94,12 @@ def launch(
 
 
 def has_tensor_cores(q: Tensor) -> bool:
-    """Whether the device multiplies matrices of this dtype in tensor cores, as Triton uses them: from sm_80 on."""
+    """Return True if Triton multiplies matrices of this dtype in the device's tensor cores: from sm_80 on."""
     return q.element_size() == 2 and (q.device.type != "cuda" or torch.cuda.get_device_capability(q.device) >= (8, 0))
 
 
 def constants(config: LaunchConfig, q: Tensor, k_cache: Tensor, window: int = EVERY_KEY) -> dict[str, Any]:
-    """What Triton compiles into `_attend`: another kernel for each combination."""
+    """Return the constants that Triton compiles into `_attend`. Each combination is a separate kernel."""
     block_size, kv_heads = k_cache.shape[1:3]
     return dict(
         KV_HEADS=kv_heads,
@@ -117,7 +117,7 @@ def constants(config: LaunchConfig, q: Tensor, k_cache: Tensor, window: int = EV
 
 
 def _partial_results(config: LaunchConfig, num_seqs: int, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Memory for what each split finds of a decode: its weighted values, and (largest score, sum of weights)."""
+    """Allocate each split's partial results of a decode: weighted values, and (largest score, sum of weights)."""
     shape = (config.splits, num_seqs, *q.shape[1:]) if config.needs_merge else (1, 1, 1, 1)
     parts = q.new_empty(shape, dtype=torch.float32)
     return parts, q.new_empty((*shape[:-1], 2), dtype=torch.float32)
@@ -125,7 +125,7 @@ def _partial_results(config: LaunchConfig, num_seqs: int, q: Tensor) -> tuple[Te
 
 @triton.jit
 def _find_sequence(starts, num_seqs, tile, QUERIES: tl.constexpr):
-    """The sequence that a tile belongs to. Sequence s begins at tile starts[s] // QUERIES + s, so a few stay empty."""
+    """Return a tile's sequence. Sequence s begins at tile starts[s] // QUERIES + s, so a few tiles stay empty."""
     low = tile * 0
     high = low + num_seqs
     while high - low > 1:
@@ -139,7 +139,7 @@ def _find_sequence(starts, num_seqs, tile, QUERIES: tl.constexpr):
 
 @triton.jit
 def _find_work(starts, num_seqs, tile, tiles, splits, QUERIES: tl.constexpr):
-    """A program's sequence, its part of the history, and the first query of its tile."""
+    """Return a program's sequence, its part of the history, and the first query of its tile."""
     if tile < tiles:
         seq = _find_sequence(starts, num_seqs, tile, QUERIES)
         part = tile * 0
@@ -153,20 +153,20 @@ def _find_work(starts, num_seqs, tile, tiles, splits, QUERIES: tl.constexpr):
 
 @triton.jit
 def _slots(row, token, end, BLOCK_SIZE: tl.constexpr):
-    """Where tokens lie, by their sequence's row of the block table. Past `end` nothing is read."""
+    """Return the slots of tokens, from their sequence's row of the block table. Entries past `end` are not read."""
     block = tl.load(row + token // BLOCK_SIZE, mask=token < end, other=0)
     return block.to(tl.int64) * BLOCK_SIZE + token % BLOCK_SIZE
 
 
 @triton.jit
 def _load_rows(cache, row, mask, d, DIM: tl.constexpr):
-    """Rows of the cache, `[KEYS, WIDTH]`: keys or values of one head, zero where `mask` is false."""
+    """Load rows of the cache, `[KEYS, WIDTH]`: keys or values of one head, zero where `mask` is false."""
     return tl.load(cache + row[:, None] * DIM + d[None, :], mask=mask[:, None] & (d < DIM)[None, :], other=0.0)
 
 
 @triton.jit
 def _take_in(score, values, top, weight, total, OPERAND: tl.constexpr):
-    """One step of the online softmax: the largest score, the sum of weights and the sum of weighted values so far."""
+    """Do one step of the online softmax. Returns the new largest score, sum of weights and sum of weighted values."""
     new_top = tl.maximum(top, tl.max(score, 1))
     safe = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row may see none of this split's keys
     p = tl.exp2(score - safe[:, None])
@@ -178,7 +178,7 @@ def _take_in(score, values, top, weight, total, OPERAND: tl.constexpr):
 
 @triton.jit
 def _store_part(parts, stats, at, top, weight, total, rows, elements, d, DIM: tl.constexpr):
-    """Store what one split has found of a decode, for `_merge`."""
+    """Store one split's partial results for `_merge`."""
     tl.store(stats + at * 2, top, mask=rows)
     tl.store(stats + at * 2 + 1, weight, mask=rows)
     tl.store(parts + at[:, None] * DIM + d[None, :], total, mask=elements)
@@ -186,15 +186,15 @@ def _store_part(parts, stats, at, top, weight, total, rows, elements, d, DIM: tl
 
 @triton.jit
 def _split_of(keys):
-    """How many keys of a decode one program walks: by their number, so that its bits do not depend on the batch."""
+    """Return the keys per program in a decode of `keys` keys. It depends on nothing else, so bits do not vary."""
     return tl.maximum(LEAST, (keys + MOST - 1) // MOST)
 
 
 @triton.jit
 def _keys_of(kv_len, position, part, is_shared, QUERIES: tl.constexpr, WINDOW: tl.constexpr):
-    """The keys begin … end - 1 that a program takes in: its part of those that its tile sees, from `position` on."""
-    seen = tl.minimum(kv_len, position + QUERIES)  # the tile's last query sees none from here on
-    lowest = tl.maximum(0, position + 1 - WINDOW)  # its first query sees none before this one
+    """Return begin and end of a program's keys: its part of those that a tile from `position` on sees."""
+    seen = tl.minimum(kv_len, position + QUERIES)  # no query of the tile sees a key from here on
+    lowest = tl.maximum(0, position + 1 - WINDOW)  # no query of the tile sees an earlier key
     split = tl.where(is_shared, _split_of(kv_len - lowest), kv_len)
     begin = lowest + part * split
     return begin, tl.minimum(seen, begin + split)
@@ -202,7 +202,7 @@ def _keys_of(kv_len, position, part, is_shared, QUERIES: tl.constexpr, WINDOW: t
 
 @triton.jit
 def _visible(token, position, WINDOW: tl.constexpr):
-    """Whether queries at these positions see these tokens."""
+    """Return True where a query at a position sees a token."""
     visible = token <= position
     if WINDOW < EVERY:
         visible &= token > position - WINDOW
@@ -238,12 +238,12 @@ def _attend(
         token = key + tl.arange(0, KEYS)
         slot = _slots(table + seq.to(tl.int64) * max_blocks, token, end, BLOCK_SIZE)
         cache_row = slot * KV_HEADS + kv_head
-        keys = LOAD_ROWS(k_cache, cache_row, token < end, d, DIM).to(OPERAND)  # no change, but the interpreter's dot
-        values = LOAD_ROWS(v_cache, cache_row, token < end, d, DIM).to(OPERAND)  # knows no bfloat16
+        keys = LOAD_ROWS(k_cache, cache_row, token < end, d, DIM).to(OPERAND)  # a no-op, except that the interpreter's
+        values = LOAD_ROWS(v_cache, cache_row, token < end, d, DIM).to(OPERAND)  # dot does not support bfloat16
         score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         visible = (token < end)[None, :] & _visible(token[None, :], (kv_len - q_len + query)[:, None], WINDOW)
         top, weight, total = _take_in(tl.where(visible, score, float("-inf")), values, top, weight, total, OPERAND)
-    if PARTIAL:  # _merge divides what is shared
+    if PARTIAL:  # _merge divides shared decodes
         at_part = (part.to(tl.int64) * num_seqs + seq) * (KV_HEADS * GROUP) + head  # place in [splits, S, H_q]
         _store_part(parts, stats, at_part, top, weight, total, real & is_shared, element & is_shared, d, DIM)
         element = element & (q_len > 1)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 MIN_SPLIT = 256  # keys; 4,096 keys of 8 heads are then 128 programs, and an H100 has 132 multiprocessors
 MAX_SPLITS = 32
-MIN_TILE = 16  # rows and columns; tl.dot takes no fewer
+MIN_TILE = 16  # rows and columns; the smallest that tl.dot takes
 
 
 class LaunchConfig(NamedTuple):
@@ -17,8 +17,8 @@ class LaunchConfig(NamedTuple):
     rows: of a tile; each of its queries takes one for every query head that shares the key/value head.
     keys: loaded at once, in one turn of a program's loop.
     warps: of a program; more of them share a tile's registers.
-    tiles: the most that this many rows and sequences can need; a few programs may find nothing to do.
-    splits: more than one need a second kernel to merge their results.
+    tiles: the most that these rows and sequences can need; a few programs may have nothing to do.
+    splits: with more than one, a second kernel merges their results.
     """
 
     width: int
@@ -30,7 +30,7 @@ class LaunchConfig(NamedTuple):
 
     @property
     def needs_merge(self) -> bool:
-        """Whether programs write partial results."""
+        """True if programs write partial results."""
         return self.splits > 1
 
     @property
@@ -49,11 +49,11 @@ def launch_config(
 
     Args:
         num_rows: rows of q, at least 1.
-        num_seqs: sequences, at least 1. No more rows than sequences is a batch of decodes, for which small tiles do.
+        num_seqs: sequences, at least 1. With no more rows than sequences, this is a batch of decodes: small tiles.
         group: query heads that share a key/value head.
         dim: elements of a head.
-        reach: the most keys that a query can see: those that a row of the block table can hold, or a window.
-        tensor_cores: whether they multiply numbers of this dtype. Without them a product is unrolled into single
+        reach: the most keys that a query can see: the capacity of a row of the block table, or the window.
+        tensor_cores: True if they multiply numbers of this dtype. Without them a product is unrolled into single
             multiplications, all in registers, so tiles are smaller.
     """
     is_decode = num_rows <= num_seqs
@@ -69,5 +69,5 @@ def launch_config(
 
 
 def power_of_2(n: int) -> int:
-    """The smallest power of two that is at least n."""
+    """Return the smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()

@@ -24,7 +24,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How RoPE is stretched beyond the context that a model was trained with. Fields as in config.json.
+    """The stretching of RoPE beyond the context that a model was trained with. Fields as in config.json.
 
     rope_type: "default" (not at all), "linear", "dynamic", "yarn" or "llama3"; `model/rope.py` has the formulas.
     """
@@ -50,10 +50,10 @@ class RopeScaling:
 class Qwen3Config:
     """The shape of a dense Qwen3 model. Fields have the names they have in config.json.
 
-    has_states: whether some layers keep a state instead of K and V, as lesson 11's do.
-    has_windows: whether some layers see only the last tokens, as lesson 15's do.
-    has_latents: whether K and V are made of something smaller, which is cached in their place, as lesson 16's are.
-    sampling: what generation_config.json suggests to requests that say nothing of it; lessons 6 and 7 heed it.
+    has_states: some layers keep a state instead of K and V (lesson 11).
+    has_windows: some layers see only the last tokens (lesson 15).
+    has_latents: K and V are computed from something smaller, which is cached instead (lesson 16).
+    sampling: generation_config.json's suggestions for requests without sampling parameters; lessons 6 and 7 use them.
     """
 
     has_states: ClassVar[bool] = False
@@ -85,8 +85,8 @@ class Qwen3Config:
     def max_model_len(self) -> int:
         """The longest sequence in tokens. "linear" and "yarn" multiply the trained length, as in vLLM.
 
-        "dynamic" does not: beyond its trained length every step would turn new keys by other angles than those in the
-        cache, so an answer would depend on how its prompt was cut into steps.
+        "dynamic" does not: beyond its trained length every step would rotate new keys by other angles than the keys in
+        the cache, so an answer would depend on how its prompt was cut into steps.
         """
         stretched = self.rope_scaling.rope_type in ("linear", "yarn")
         reach = int(self.trained_length * self.rope_scaling.factor) if stretched else 0
@@ -94,12 +94,12 @@ class Qwen3Config:
 
     @property
     def k_shape(self) -> tuple[int, int]:
-        """What a pool's K holds of a token in each layer: `(H_kv, D)`."""
+        """The shape of a token's row in a pool's K, in each layer: `(H_kv, D)`."""
         return self.num_key_value_heads, self.head_dim
 
     @property
     def v_shape(self) -> tuple[int, int]:
-        """What a pool's V holds of a token in each layer; with latents it differs from `k_shape`."""
+        """The shape of a token's row in a pool's V, in each layer; with latents it differs from `k_shape`."""
         return self.k_shape
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
@@ -129,21 +129,21 @@ class Qwen3Config:
 
     @classmethod
     def from_dir(cls, directory: Path) -> "Qwen3Config":
-        """Read config.json of a checkpoint directory, and what generation_config.json adds if it exists.
+        """Read config.json of a checkpoint directory, and generation_config.json if it exists.
 
-        As in transformers, a generation_config.json replaces the end tokens of config.json even if it names none, and
-        an end token outside the vocabulary never comes, which is worth a warning and no error.
+        As in transformers, a generation_config.json replaces the end tokens of config.json even if it names none. An
+        end token outside the vocabulary can never be sampled: a warning, not an error.
 
         Raises:
             UserError: a file is missing or malformed, or describes a model that cannot run here.
         """
-        from mini_engine.checkpoint.config_schema import read_config  # its library is needed only here
+        from mini_engine.checkpoint.config_schema import read_config  # pydantic-core is needed only here
 
         return cls(**fields_of(cls, read_settings(directory, read_config)))
 
 
 def read_settings(directory: Path, read: Callable[[dict, Path], dict[str, Any]]) -> dict[str, Any]:
-    """Return what the files of a checkpoint directory say about its shape, by the names of the config's fields.
+    """Return the shape that the files of a checkpoint directory describe, by the names of the config's fields.
 
     Args:
         read: validates config.json.
@@ -175,5 +175,5 @@ def _warn_of_lost_theta(settings: dict, rope: dict, path: Path) -> None:
     if settings.get("rope_scaling") and theta not in (None, rope["rope_theta"]):
         warn_once(
             f"{path}: rope_scaling replaces rope_parameters, as in transformers, so rope_theta is "
-            f"{rope['rope_theta']:g}; put the other one into rope_scaling if it is meant"
+            f"{rope['rope_theta']:g}; to use the other one, put it into rope_scaling"
         )

@@ -15,11 +15,11 @@ from mini_engine.errors import UserError, warn_once
 from mini_engine.values import shown
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-WIDTH = s.int_schema(ge=1, le=2**24)  # far beyond any model, and products of three are still sizes that torch can hold
+WIDTH = s.int_schema(ge=1, le=2**24)  # far beyond any model, and a product of three still fits torch's sizes
 HEADS = s.int_schema(ge=1, le=2**16)
 LAYERS = s.int_schema(ge=1, le=2**20)
 POSITIONS = s.int_schema(ge=1, le=2**31 - 1)
-POSITIVE = s.float_schema(gt=0, le=1e6, allow_inf_nan=False)  # larger ones overflow somewhere in float32
+POSITIVE = s.float_schema(gt=0, le=1e6, allow_inf_nan=False)  # larger values overflow somewhere in float32
 FROM_ZERO = s.float_schema(ge=0, allow_inf_nan=False)
 ANGLE_BASE = s.float_schema(gt=1, allow_inf_nan=False)
 WHOLE_HEAD = s.float_schema(ge=1, le=1)  # Qwen3 rotates every element of a head
@@ -85,7 +85,7 @@ INDEX = validator(dict(weight_map=s.dict_schema(s.str_schema(), s.str_schema(min
 
 
 def read_config(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the validated settings of config.json; UserError if they are malformed or another kind of model's."""
+    """Return the validated settings of config.json; UserError if malformed or for another kind of model."""
     config = read_shape(raw, path)
     if other := next((kind for kind in layer_types(raw) if kind != FULL), None):
         advice = "; lesson 15 does: use LLM, mini-engine or scripts/l15_smoke.py" if has_windows(raw) else ""
@@ -97,7 +97,7 @@ def read_config(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def read_shape(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the validated settings of a dense Qwen3 model, whatever its layers attend to."""
+    """Return the validated settings of a dense Qwen3 model, with or without windows."""
     if is_hybrid(raw):
         raise UserError(
             f"{path.parent} holds a hybrid model ({shown(raw['model_type'])}), which lessons 0 to 10 cannot run; "
@@ -164,10 +164,10 @@ def read_rope(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if not isinstance(kind, str) or kind not in ROPE:
         raise UserError(f"{path} uses RoPE of type {shown(kind)}; this engine supports {', '.join(ROPE)}")
     if nested := next((name for name, value in given.items() if isinstance(value, dict)), None):
-        raise UserError(f"{path} has RoPE settings of its own for {shown(nested)}; all layers must share them")
+        raise UserError(f"{path} has separate RoPE settings for {shown(nested)}; all layers must share one set")
     known = {"rope_type", "type"}.union(*ROPE_FIELDS[kind])
     if unknown := [name for name, value in given.items() if name not in known and value is not None]:
-        warn_once(f"{path} has {key}.{unknown[0]}, which RoPE of type {kind!r} does not know; it is not read")
+        warn_once(f"{path} has {key}.{unknown[0]}, which RoPE of type {kind!r} does not have; it is ignored")
     settings = {"rope_theta": config.get("rope_theta", 10_000.0)} | check(ROPE[kind], given, path, f"{key}.")
     if kind in TRAINED_ELSEWHERE and "original_max_position_embeddings" in config:
         settings["original_max_position_embeddings"] = config["original_max_position_embeddings"]
@@ -181,7 +181,7 @@ def read_end_tokens(raw: Mapping[str, Any], path: Path) -> tuple[int, ...]:
 
 
 def read_sampling(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return what a generation_config.json suggests for sampling; UserError if a value is out of range."""
+    """Return the sampling parameters in a generation_config.json; UserError if a value is out of range."""
     return check(SAMPLING, raw, path)
 
 
@@ -195,7 +195,7 @@ def read_weight_map(raw: Mapping[str, Any], path: Path) -> dict[str, str]:
 
 
 def check(schema: SchemaValidator, raw: Mapping[str, Any], path: Path, parent: str = "") -> dict[str, Any]:
-    """Validate an object, in which null means absent; UserError with one sentence about the first mistake.
+    """Validate an object, in which null means absent; UserError names the first mistake.
 
     parent: the place of the object in the file, with a dot, if it is not the whole file.
     """

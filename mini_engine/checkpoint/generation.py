@@ -1,4 +1,4 @@
-"""Lesson 0. What generation_config.json says of a model: the tokens that end its answers, and how to sample them."""
+"""Lesson 0. Reads generation_config.json: the tokens that end answers, and suggested sampling parameters."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ FILE = "generation_config.json"
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """How the checkpoint's authors would sample, by the names of lesson 4's parameters; None where they do not say.
+    """The checkpoint authors' sampling parameters, with lesson 4's names; None where the file has no value.
 
     max_tokens: `max_new_tokens` in the file.
     """
@@ -28,7 +28,7 @@ class SamplingDefaults:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Those that are given, by name."""
+        """Return the parameters that have a value, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -36,7 +36,7 @@ NO_DEFAULTS = SamplingDefaults()
 
 
 def end_tokens(directory: Path, raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """Return the end tokens that are in the vocabulary, and warn of what is missing. raw: config.json's settings."""
+    """Return the end tokens in the vocabulary; warn about others, or if there are none. raw: config.json's fields."""
     from mini_engine.checkpoint.config_schema import read_end_tokens
 
     path, other = directory / "config.json", directory / FILE
@@ -49,13 +49,13 @@ def end_tokens(directory: Path, raw: Mapping[str, Any], vocab_size: int) -> tupl
     known = tuple(token for token in ids if 0 <= token < vocab_size)
     if strays := [shown(token) for token in ids if token not in known]:
         warn_once(
-            f"{path} has eos_token_id {strays[0]}, which is not in the vocabulary of {vocab_size} and never comes"
+            f"{path} has eos_token_id {strays[0]}, which is outside the vocabulary of {vocab_size}; it is ignored"
         )
     return known
 
 
 def sampling_defaults(directory: Path) -> SamplingDefaults:
-    """Return what the file suggests, if there is one. A value that is out of range is left out, with a warning."""
+    """Return the file's suggestions, none if there is no file. Values out of range are left out, with a warning."""
     path = directory / FILE
     if not path.is_file():
         return NO_DEFAULTS
@@ -66,7 +66,7 @@ def sampling_defaults(directory: Path) -> SamplingDefaults:
         try:
             found |= read_sampling({name: raw.get(name)}, path)
         except UserError as error:
-            warn_once(f"{error}; it is left out")
+            warn_once(f"{error}; it is ignored")
     if "top_k" in found:
         found["top_k"] = max(0, found["top_k"])  # -1 is off, too
     if "max_new_tokens" in found:

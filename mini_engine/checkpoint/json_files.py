@@ -1,4 +1,4 @@
-"""Lesson 0. Reads a checkpoint's JSON files; what cannot be read is one sentence."""
+"""Lesson 0. Reads a checkpoint's JSON files; every failure is a one-sentence UserError."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from mini_engine.errors import UserError
 
 
 def read_json(path: Path) -> dict:
-    """Return the JSON object in `path`; raise a UserError that names the file if there is none."""
+    """Return the JSON object in `path`. UserError, which names the file, if it cannot be read as one."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

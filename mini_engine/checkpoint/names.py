@@ -1,7 +1,7 @@
-"""Lesson 0. Which parameter a stored tensor is: checkpoints of one family name their tensors in several ways.
+"""Lesson 0. Maps stored tensors to parameters: checkpoints of one family name their tensors in several ways.
 
-A file may leave out "model." or have it once more, hold the tied head in place of the embedding, or hold more than the
-text model needs. transformers finds and ignores the same.
+A file may leave out "model." or repeat it, hold the tied head in place of the embedding, or hold more than the text
+model needs. transformers finds and ignores the same tensors.
 """
 
 import re
@@ -14,19 +14,19 @@ RECOMPUTED = re.compile(r"rotary_emb\.inv_freq$")  # older files store RoPE's fr
 
 
 class Place(NamedTuple):
-    """Where a parameter is stored: the file, and the tensor's name in it."""
+    """The location of a stored parameter: the file, and the tensor's name in it."""
 
     path: Path
     name: str
 
 
 def as_stored(name: str) -> str:
-    """Return the name of a stored tensor as it is."""
+    """Return the name of a stored tensor unchanged."""
     return name
 
 
 def parameter_of(name: str) -> str:
-    """Return the parameter that a stored tensor of this name is; "model." may be missing or there once too often."""
+    """Return the parameter's name for a stored tensor's; "model." may be missing or repeated."""
     bare = name.removeprefix("model.")
     return bare if bare == HEAD or bare.startswith("model.") else f"model.{bare}"
 
@@ -37,8 +37,8 @@ def place_parameters(
     """Map each parameter to its place.
 
     Args:
-        found: the file of each stored tensor. is_tied: a head alone is the embedding, too.
-        renamed: the names of a family that has others of its own.
+        found: the file of each stored tensor. is_tied: a lone head also serves as the embedding.
+        renamed: maps the stored names of a family to the usual ones.
     """
     places: dict[str, Place] = {}
     for name in sorted(found):  # as in transformers: of two names for one parameter, the first counts
@@ -49,6 +49,6 @@ def place_parameters(
 
 
 def unknown(names: Iterable[str], known: Iterable[str], ignored: tuple[str, ...]) -> list[str]:
-    """Return the stored tensors that are worth a warning: neither known nor recomputed, with no ignored prefix."""
+    """Return the stored tensors that deserve a warning: neither known nor recomputed, and without an ignored prefix."""
     known = set(known)
     return sorted(n for n in names if n not in known and not n.startswith(ignored) and not RECOMPUTED.search(n))

@@ -1,7 +1,7 @@
 """Course machinery. The checkpoints that come with the package, by their short names.
 
-Most lie in folders of their own. pocket-windows is a config.json for the pocket model's weights: a directory with both
-is put together once, in the user's cache, so that everything that reads checkpoints can read it.
+Most have their own folders. pocket-windows is a config.json for the pocket model's weights: a directory with both is
+assembled once, in the user's cache, so that everything that reads checkpoints can read it.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ def shipped_checkpoint(name: str) -> Path:
 @cache
 def combined(name: str, config: Path, weights: Path) -> Path:
     """Return a directory with this config.json and the other files of the checkpoint `weights`."""
-    from mini_engine.native_build import cache_dir  # it comes with lesson 3
+    from mini_engine.native_build import cache_dir  # lesson 3's
 
     files = [path for path in sorted(weights.iterdir()) if path.suffix in FILES and path.name != config.name] + [config]
     digest = hashlib.sha256()
@@ -46,14 +46,14 @@ def combined(name: str, config: Path, weights: Path) -> Path:
     except OSError:  # the cache cannot be written: for this process only
         return _fill(Path(tempfile.mkdtemp(prefix=f"{name}-")), files)
     _fill(made, files)
-    with suppress(OSError):  # another process was faster
+    with suppress(OSError):  # another process has created it
         made.rename(target)
     shutil.rmtree(made, ignore_errors=True)
     return target
 
 
 def _fill(directory: Path, files: list[Path]) -> Path:
-    """Copy files into a directory, the last one last: a directory with a config.json is whole."""
+    """Copy files into a directory in order, config.json last: a directory that has one is complete."""
     for path in files:
         shutil.copyfile(path, directory / path.name)
     return directory

@@ -39,14 +39,14 @@ class Part(NamedTuple):
 
 
 class Cut(Protocol):
-    """What a process loads of a checkpoint. Lesson 18's ranks load a part of most tensors."""
+    """Selects the part of a checkpoint that a process loads. Lesson 18's ranks load a part of most tensors."""
 
     def build(self, kind: Callable[[Any], Any], config: Any) -> Any:
-        """Return this process's model, without weights. Its parameters have the names of `kind(config)`, the whole."""
+        """Return this process's model, without weights. Its parameters have the names of the whole, `kind(config)`."""
         ...
 
     def part_of(self, name: str, shape: Sequence[int], config: Any) -> Part:
-        """Return what is loaded of the stored tensor `name` of this shape. The parameter's further rows are zero."""
+        """Return the part to load of the stored tensor `name` of this shape. The parameter's further rows are zero."""
         ...
 
 
@@ -69,13 +69,13 @@ class Stored(Generic[Model]):
     """A checkpoint directory. All of its tensors have been checked; none has been read.
 
     Args:
-        kind: makes the model. config: its shape.
-        renamed: turns a stored name into the one it has in most checkpoints; for a family that has names of its own.
-        ignored: tensors with these prefixes are left out silently; any other that the model lacks is worth a warning.
+        kind: creates the model. config: its shape.
+        renamed: maps a family's own stored names to those of most checkpoints.
+        ignored: tensors with these prefixes are skipped silently; any other that the model lacks gets a warning.
 
     Attributes:
         config: its head is untied if the files hold a head that differs from the embedding.
-        places: where each parameter is stored, by its name in the model.
+        places: the location of each parameter, by its name in the model.
         shapes: of each parameter of the whole model, by name.
 
     Raises:
@@ -101,10 +101,10 @@ class Stored(Generic[Model]):
         _check_tensors(directory, self.shapes, self.places)
         known = [place.name for name, place in self.places.items() if name in self.shapes or name == HEAD]
         if extra := unknown(found, known, ignored):
-            warn_once(f"{directory} also holds {_some(extra)}, which this model does not have and does without")
+            warn_once(f"{directory} also holds {_some(extra)}, which this model does not have; ignored")
 
     def load(self, dtype: torch.dtype, device: str | torch.device = "cpu", cut: Cut = WHOLE) -> Model:
-        """Return the model with its weights, ready for inference; of the parts that `cut` names, if it names any.
+        """Return the model with its weights, or with the parts of them that `cut` selects, ready for inference.
 
         Raises:
             UserError: a weight is NaN or Inf.
@@ -115,7 +115,7 @@ class Stored(Generic[Model]):
         for name, weight in weights.items():
             self._copy_into(weight, name, cut.part_of(name, self.shapes[name], self.config))
         model.load_state_dict(weights, assign=True)
-        return model.to(device).eval().requires_grad_(False)  # `to` moves what no file holds: RoPE's frequencies
+        return model.to(device).eval().requires_grad_(False)  # `to` moves RoPE's frequencies, which no file holds
 
     def pieces(self, name: str, dtype: torch.dtype) -> Iterator[Tensor]:
         """Yield the parameter `name` in this dtype, some rows at a time."""
@@ -129,10 +129,10 @@ class Stored(Generic[Model]):
             yield from (each[at : at + step] for at in range(0, len(each), step))
 
     def _copy_into(self, target: Tensor, name: str, part: Part) -> None:
-        """Copy a part of one tensor piece by piece, and zero the rows of `target` behind it; refuse NaN and Inf.
+        """Copy a part of one tensor piece by piece, and zero the rows of `target` after it; refuse NaN and Inf.
 
-        The scan is one sum: NaN and Inf survive addition. Only a sum that is not finite, which large weights may also
-        have, is looked at closely.
+        The check is one sum, since NaN and Inf survive addition. Only if the sum is not finite, which large weights can
+        also cause, are all elements checked.
         """
         at, total = 0, torch.zeros((), device=target.device)
         for rows in self._divided(part.rows, name, target.dtype):
@@ -156,7 +156,7 @@ def _read(place: Place, rows: range, columns: range | None = None) -> Tensor:
 
 @contextmanager
 def _open(path: Path):
-    """Open a safetensors file; whatever it raises becomes a UserError."""
+    """Open a safetensors file; any failure becomes a UserError."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -169,7 +169,7 @@ def _open(path: Path):
 def _find_tensors(directory: Path) -> dict[str, Path]:
     """Map each stored tensor to its file: the single one or, where there is none, those that the index names.
 
-    What lies where is read from the files themselves, as in transformers; the index only says which there are.
+    Names are read from the files themselves, as in transformers; the index only lists the files.
     """
     path, index = directory / "model.safetensors", directory / INDEX_NAME
     if path.is_file():

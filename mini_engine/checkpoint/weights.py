@@ -43,7 +43,7 @@ def check_place(dtype: torch.dtype, device: str | torch.device) -> None:
         raise UserError(f"dtype is {shown(dtype)}; give torch.float32, torch.bfloat16 or torch.float16", param="dtype")
     try:
         torch.empty(1, device=device)
-    except (AssertionError, RuntimeError, TypeError) as error:  # torch has a type for each way to lack a device
+    except (AssertionError, RuntimeError, TypeError) as error:  # torch raises each of them for some missing device
         why = first_line(error)
         raise UserError(
             f"device {str(device)!r} cannot be used on this machine ({why}); give 'cpu'", param="device"
@@ -51,7 +51,7 @@ def check_place(dtype: torch.dtype, device: str | torch.device) -> None:
 
 
 def resolve_checkpoint(path_or_hub_id: str | Path) -> Path:
-    """Return the local directory of a checkpoint; a hub id is downloaded first, the shipped models have short names."""
+    """Return the local directory of a checkpoint: of a shipped model's name, a path, or a hub id, downloaded first."""
     if not isinstance(path_or_hub_id, str | Path) or path_or_hub_id == "":  # Path("") is the working directory
         raise UserError(f"the model is {shown(path_or_hub_id)}; give a checkpoint directory or a hub id", param="model")
     path, name = Path(path_or_hub_id), _shortened(str(path_or_hub_id))

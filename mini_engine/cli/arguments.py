@@ -10,7 +10,7 @@ from mini_engine.cli.parser import json_object, whole_number
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the checkpoint, and for how and where it is computed."""
+    """Add the options for the checkpoint, its dtype and its device."""
     parser.add_argument(
         "--model",
         metavar="DIR_OR_HUB_ID",
@@ -20,8 +20,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=["auto", "float32", "bfloat16", "float16"],
         default="auto",
-        help="auto, float32, bfloat16 or float16 (default: auto, on a CPU bfloat16 for a checkpoint that holds it, if "
-        "the processor multiplies it, else float32)",
+        help="auto, float32, bfloat16 or float16 (default: auto: on a CPU bfloat16 for a bfloat16 checkpoint if "
+        "the processor has bfloat16 products, otherwise float32)",
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
 
@@ -33,12 +33,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--backend",
         choices=["auto", "packed", "torch", "fused", "reference"],
         default="auto",
-        help="which code runs the layers; fused is for GPUs (default: the fastest that works)",
+        help="the code that runs the layers; fused is for GPUs (default: the fastest that works)",
     )
     parser.add_argument(
         "--cuda-graphs",
         action=argparse.BooleanOptionalAction,
-        help="replay captured decode steps on a GPU (default: where that works)",
+        help="replay captured decode steps on a GPU (default: if that works)",
     )
     parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
     parser.add_argument(
@@ -55,7 +55,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "int8", "int4"],
         default="auto",
         help="int8: twice the tokens in the same memory, and slightly different answers; int4: three times the tokens, "
-        "further off (default: the model's dtype)",
+        "less accurate (default: the model's dtype)",
     )
     add_step_options(parser)
     add_tier_options(parser)
@@ -89,8 +89,8 @@ def add_tier_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-host-bytes", type=whole_number(0), metavar="N", help="memory for evicted KV (default: 256 MiB with a DIR)"
     )
-    parser.add_argument("--kv-cache-key-file", metavar="FILE", help="32 random bytes or more that seal what is in DIR")
-    parser.add_argument("--kv-always", action="store_true", help="bring KV back even where computing is faster")
+    parser.add_argument("--kv-cache-key-file", metavar="FILE", help="at least 32 random bytes that seal what is in DIR")
+    parser.add_argument("--kv-always", action="store_true", help="load KV from a tier even where recomputing is faster")
     parser.add_argument("--kv-disk-bytes", type=whole_number(0), metavar="N", help="size limit of DIR (default: 4 GiB)")
 
 
@@ -112,38 +112,36 @@ def add_handover_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
-    """Add the options for choosing tokens and ending an answer. What is left out is the checkpoint's, or greedy."""
+    """Add the options for choosing tokens and ending an answer. Defaults: the checkpoint's, otherwise greedy."""
     parser.add_argument(
-        "--max-tokens", type=whole_number(1), default=max_tokens, metavar="N", help="the longest answer"
+        "--max-tokens", type=whole_number(1), default=max_tokens, metavar="N", help="the most tokens in an answer"
     )
     parser.add_argument(
         "--temperature",
         type=float,
         metavar="T",
-        help="0 is greedy (default: what generation_config.json says, as for top-k and top-p, or else 0)",
+        help="0 is greedy (default: from generation_config.json, as for top-k and top-p, otherwise 0)",
     )
     parser.add_argument("--top-k", type=whole_number(-1), metavar="K", help="keep the K best tokens (default: all)")
     parser.add_argument("--top-p", type=float, metavar="P", help="keep the best tokens that add up to P (default: 1)")
-    parser.add_argument(
-        "--seed", type=whole_number(-(2**63)), metavar="N", help="draw the same answer again with the same seed"
-    )
+    parser.add_argument("--seed", type=whole_number(-(2**63)), metavar="N", help="the same seed draws the same answer")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
 
 
 def add_template_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option for what chat templates are told."""
+    """Add the option for variables of the chat template."""
     parser.add_argument(
         "--chat-template-kwargs",
         "--default-chat-template-kwargs",
         type=json_object,
         default={},
         metavar="JSON",
-        help="more names for the chat template, such as '{\"enable_thinking\": false}'",
+        help="more variables for the chat template, such as '{\"enable_thinking\": false}'",
     )
 
 
 def sampling_params(args: argparse.Namespace, suggested: Mapping[str, Any]):
-    """Return the SamplingParams that `args` asks for. suggested: by the checkpoint, for options that are left out."""
+    """Return the SamplingParams that `args` asks for. suggested: the checkpoint's, used for options left out."""
     from mini_engine.engine.sampling_params import GREEDY, SamplingParams
 
     names = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
@@ -157,10 +155,10 @@ def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
         "--max-num-seqs", type=whole_number(1), default=64, metavar="N", help="requests that run at once (default: 64)"
     )
     parser.add_argument(
-        "--max-num-batched-tokens", type=whole_number(1), default=512, metavar="N", help="of a step (default: 512)"
+        "--max-num-batched-tokens", type=whole_number(1), default=512, metavar="N", help="per step (default: 512)"
     )
     parser.add_argument(
-        "--chunked-prefill-size", type=whole_number(1), default=512, metavar="N", help="of a prompt (default: 512)"
+        "--chunked-prefill-size", type=whole_number(1), default=512, metavar="N", help="per prompt (default: 512)"
     )
     parser.add_argument(
         "--watermark", type=float, default=0.5, metavar="X", help="blocks kept free per running request (default: 0.5)"
@@ -209,7 +207,7 @@ def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
 
 
 def tokenizer_of(model: str | None):
-    """Return the tokenizer of `--model`, of a kind that runs here: commands take and give text."""
+    """Return the tokenizer of `--model`. UserError if the model's kind does not run here."""
     from mini_engine.checkpoint.weights import resolve_checkpoint
     from mini_engine.loading import check_kind
     from mini_engine.pocket import POCKET_DIR

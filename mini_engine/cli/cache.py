@@ -10,16 +10,16 @@ from mini_engine.tiers.seal import seal_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `cache`."""
+    """Add the options of `cache`."""
     parser.add_argument("action", choices=["list", "verify", "clear"], help="what to do with the records")
     parser.add_argument("directory", type=Path, metavar="DIR", help="the directory given to --kv-cache-dir")
     parser.add_argument("--remove", action="store_true", help="with verify: remove what cannot be trusted")
-    parser.add_argument("--kv-cache-key-file", metavar="FILE", help="with verify: what the records were sealed with")
+    parser.add_argument("--kv-cache-key-file", metavar="FILE", help="with verify: the key that sealed the records")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it. Returns 0, or 1 if `verify` found records that cannot be trusted."""
+    """Carry out the action. Returns 0, or 1 if `verify` found records that cannot be trusted."""
     if not args.directory.is_dir():
         raise UserError(f"there is no directory {args.directory}; name the one given to --kv-cache-dir")
     disk = DiskTier(args.directory, 0, seal_of(args.kv_cache_key_file))
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def described(action: str, found: dict) -> list[str]:
-    """Say in words what was found."""
+    """Return the lines that describe the result to the user."""
     lines = [f"{found['directory']}: {found['records']} records, {found['bytes'] / 2**20:.1f} MiB"]
     lines += [f"  {one['file']}: {one['reason']}" for one in found["bad"]]
     if action == "verify" and not found["bad"]:

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Session:
-    """One conversation, and the commands that the user may type in it."""
+    """One conversation and its /commands."""
 
     def __init__(self, llm, args: argparse.Namespace) -> None:
         self.llm, self.params = llm, sampling_params(args, llm.engine.config.sampling.given)
@@ -58,7 +58,7 @@ class Session:
         return True
 
     def reply(self, text: str) -> None:
-        """Stream an answer. A message that cannot be answered is not kept."""
+        """Stream an answer. A message that cannot be answered is dropped from the conversation."""
         from mini_engine.engine.answer import TextDelta
         from mini_engine.errors import UserError
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def talk(session: Session) -> int:
-    """Carry out line after line of input."""
+    """Carry out each line of input."""
     interactive = sys.stdin.isatty()
     if interactive:
         print("Type a message, or /help for the commands.")

@@ -1,7 +1,7 @@
-"""Lesson 6. What `--dtype auto` means to the commands: a checkpoint's own dtype, where the processor multiplies it.
+"""Lesson 6. `--dtype auto` for the commands: the checkpoint's own dtype, if the processor multiplies it.
 
-`LLM` and the lessons compute in float32 on a CPU, whatever the checkpoint holds, since exact tokens are compared
-there. A user's bfloat16 checkpoint would then take twice its memory and decode at half its speed.
+`LLM` and the lessons compute in float32 on a CPU, whatever the checkpoint holds, because they compare exact tokens.
+For a user's bfloat16 checkpoint, that would cost twice the memory and half the decoding speed.
 """
 
 from pathlib import Path
@@ -21,11 +21,11 @@ NO_PRODUCTS = "computing in float32: this processor has no bfloat16 products; --
 
 
 def chosen_dtype(model: str | None, dtype: str, device: str) -> tuple[str, str]:
-    """Return the dtype that LLM is asked for, and a sentence for the user, or "".
+    """Return the dtype to pass to LLM, and a sentence for the user, or "".
 
     Args:
         model: as `--model`; None and the course's own models stay with "auto", float32 on a CPU.
-        dtype: as `--dtype`; a named one is used without a word.
+        dtype: as `--dtype`; a named one is used without comment.
     """
     on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
     if dtype != "auto" or model is None or model in FOLDERS or not on_cpu:
@@ -37,7 +37,7 @@ def chosen_dtype(model: str | None, dtype: str, device: str) -> tuple[str, str]:
 
 
 def stored_dtype(directory: Path) -> str | None:
-    """Return the dtype that a checkpoint's config.json names, in any of the places in use."""
+    """Return the dtype that a checkpoint's config.json names, under any of the keys in use."""
     outer = read_json(directory / "config.json")
     inner = outer.get("text_config")  # beside a vision tower's
     places = [inner, outer] if isinstance(inner, dict) else [outer]
@@ -45,6 +45,6 @@ def stored_dtype(directory: Path) -> str | None:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for products of bfloat16."""
+    """Return True if the processor has instructions for bfloat16 products."""
     able = torch.cpu.get_capabilities()
     return any(able.get(name, False) for name in INSTRUCTIONS)

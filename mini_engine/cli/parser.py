@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what an output file, or the disk that it is on, may be
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the output file or its disk is full
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -21,12 +21,12 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def description(docstring: str | None) -> str:
-    """Return a module's docstring without the lesson it begins with, for --help."""
+    """Return a module's docstring without its leading "Lesson N.", for --help."""
     return (docstring or "").split(". ", 1)[-1]
 
 
 def whole_number(least: int, most: int = 2**64 - 1) -> Callable[[str], int]:
-    """Return an argparse type that accepts whole numbers from `least` to `most`, by default what 64 bits hold."""
+    """Return an argparse type that accepts whole numbers from `least` to `most`, by default the largest of 64 bits."""
 
     def parse(text: str) -> int:
         try:
@@ -43,7 +43,7 @@ def whole_number(least: int, most: int = 2**64 - 1) -> Callable[[str], int]:
 
 
 def at_least(least: float) -> Callable[[str], float]:
-    """Return a parser of finite numbers from `least`, for argparse's `type`."""
+    """Return an argparse type that accepts finite numbers of `least` or more."""
 
     def parse(text: str) -> float:
         try:
@@ -58,7 +58,7 @@ def at_least(least: float) -> Callable[[str], float]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Parse names and values as JSON, for argparse's `type`."""
+    """Parse a JSON object, for argparse's `type`."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -69,7 +69,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def settle_streams() -> None:
-    """Let no character crash a program: one that cannot be encoded prints as "?". Pipes are UTF-8 on Windows too."""
+    """Print characters that cannot be encoded as "?" instead of crashing. Pipes are UTF-8 on Windows too."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8" if sys.platform == "win32" else None, errors="replace")
@@ -93,7 +93,7 @@ def guard(
     except KeyboardInterrupt:
         print(f"{parser.prog}: stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output is gone, as with `| head`, and Python flushes once more at exit
+    except BrokenPipeError:  # the reader of our output is gone, as with `| head`; Python flushes once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:

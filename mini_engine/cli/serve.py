@@ -1,6 +1,6 @@
 """Lesson 7. The command `serve`: OpenAI's routes on this machine. SIGTERM, SIGHUP or Ctrl-C drains, then ends.
 
-With replicas (lesson 13) or prefill workers (lesson 19), SIGHUP replaces these one by one instead.
+With replicas (lesson 13) or prefill workers (lesson 19), SIGHUP replaces them one by one instead.
 """
 
 import argparse
@@ -43,17 +43,17 @@ NEEDED = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `serve`."""
+    """Add the options of `serve`."""
     add_engine_options(parser)
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
     parser.add_argument(
         "--port", type=whole_number(0, 65535), default=8000, metavar="N", help="default: 8000; 0: a free one"
     )
     parser.add_argument(
-        "--model-name", metavar="NAME", help="what clients call the model (default: its folder's name, or the hub id)"
+        "--model-name", metavar="NAME", help="the model's name in the API (default: its folder's name, or the hub id)"
     )
     parser.add_argument(
-        "--vllm-metrics", action="store_true", help="/metrics also has vLLM's names, for dashboards made for it"
+        "--vllm-metrics", action="store_true", help="add vLLM's metric names to /metrics, for dashboards made for it"
     )
     add_key_option(parser)
     add_limits(parser)
@@ -62,27 +62,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let web pages from here use the server (CORS); repeatable, * is any",
+        help="let web pages from this origin use the server (CORS); repeatable, * is any",
     )
     parser.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a name that clients may have in their Host header, as behind a proxy; repeatable",
+        help="a name to allow in the Host header, for example behind a proxy; repeatable",
     )
     add_template_option(parser)
     add_scheduler_options(parser)
     parser.add_argument(
-        "--grace-seconds", type=whole_number(1), default=30, metavar="N", help="from SIGTERM to the end (default: 30)"
+        "--grace-seconds", type=whole_number(1), default=30, metavar="N", help="to drain after SIGTERM (default: 30)"
     )
     add_replica_options(parser)
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
-    """The options that bound what clients can make grow or take for ever."""
+    """Add the options that limit how much clients can queue, send and hold open."""
     parser.add_argument(
-        "--max-waiting", type=whole_number(1), default=256, metavar="N", help="more get 429 (default: 256)"
+        "--max-waiting", type=whole_number(1), default=256, metavar="N", help="answers; more get 429 (default: 256)"
     )
     parser.add_argument("--max-body-bytes", type=whole_number(1), default=2**20, metavar="N", help="default: 1048576")
     parser.add_argument(
@@ -90,10 +90,10 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         type=whole_number(1),
         default=10,
         metavar="N",
-        help="for a request's headers to arrive (default: 10)",
+        help="time for a request's headers to arrive (default: 10)",
     )
     parser.add_argument(
-        "--body-seconds", type=whole_number(1), default=60, metavar="N", help="for a body to arrive (default: 60)"
+        "--body-seconds", type=whole_number(1), default=60, metavar="N", help="time for a body to arrive (default: 60)"
     )
     parser.add_argument(
         "--write-seconds",
@@ -106,47 +106,47 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         "--heartbeat-seconds",
         type=whole_number(1),
         metavar="N",
-        help="send a comment in a stream whenever it has been silent so long (default: never)",
+        help="send a comment in a stream whenever it has been silent for this long (default: never)",
     )
     parser.add_argument(
-        "--max-connections", type=whole_number(1), default=1024, metavar="N", help="open at a time (default: 1024)"
+        "--max-connections", type=whole_number(1), default=1024, metavar="N", help="open at once (default: 1024)"
     )
     parser.add_argument(
         "--step-seconds",
         type=whole_number(1),
         default=60,
         metavar="N",
-        help="/health is 503 once a step takes longer (default: 60)",
+        help="/health returns 503 once a step takes longer (default: 60)",
     )
 
 
 def add_key_option(parser: argparse.ArgumentParser) -> None:
-    """The option for what clients must send; `api_keys` reads it."""
+    """Add the option for the keys that clients must send; `api_keys` reads it."""
     parser.add_argument(
         "--api-key",
         action="append",
         metavar="KEY",
-        help="repeatable; clients of different keys share no prefixes (default: $MINI_ENGINE_API_KEY, as KEY,KEY,…)",
+        help="repeatable; clients with different keys share no prefixes (default: $MINI_ENGINE_API_KEY, as KEY,KEY,…)",
     )
 
 
 def add_replica_options(parser: argparse.ArgumentParser) -> None:
-    """The options for several engines behind one server (lesson 13)."""
+    """Add the options for several engines behind one server (lesson 13)."""
     parser.add_argument(
         "--replicas",
         type=whole_number(1, 64),
         default=1,
         metavar="N",
-        help="engines, each in a process of its own; SIGHUP replaces them one by one (default: 1, in this process)",
+        help="engines, each in its own process; SIGHUP replaces them one by one (default: 1, in this process)",
     )
     parser.add_argument(
         "--router",
         choices=["score", "round-robin", "default"],
         default="score",
-        help="which replica answers: by known prefix and load, in turns, or as Ray Serve does (default: score)",
+        help="how a replica is chosen: by known prefix and load, in turn, or as Ray Serve does (default: score)",
     )
     parser.add_argument(
-        "--beta", type=at_least(0), default=0.3, metavar="X", help="what load costs in the score (default: 0.3)"
+        "--beta", type=at_least(0), default=0.3, metavar="X", help="weight of load in the score (default: 0.3)"
     )
 
 
@@ -154,15 +154,15 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal arrives. Returns 0 once everything has drained or been cut off in time.
 
     Raises:
-        UserError: an option is invalid. EngineDead: the engine could not go on.
+        UserError: an option is invalid. EngineDead: the engine cannot run any more steps.
     """
     from mini_engine.server.listening import listen
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     config = server_config(args)
-    with listen(args.host, args.port) as listener:  # what is wrong with the address is told before torch is imported
+    with listen(args.host, args.port) as listener:  # a bad address is reported before torch is imported
         if not is_loopback(args.host) and not config.api_keys:
-            log.warning("%s can be reached from other machines, and all may use the model; set --api-key", args.host)
+            log.warning("%s can be reached from other machines, so anyone may use the model; set --api-key", args.host)
         try:
             importlib.import_module("mini_engine.server.app")
         except ModuleNotFoundError as error:
@@ -191,7 +191,7 @@ def serve_one(args: argparse.Namespace, config: "ServerConfig", listener: socket
         app = create_app(worker, config, metrics)
         app.prepare()
         gc.collect()
-        gc.freeze()  # later collections search what requests leave, not all of torch: 0.1 s without a token
+        gc.freeze()  # later collections skip torch's objects; searching them would stall all answers for 0.1 s
         with_workers = in_words(args.prefill_workers)
         print(f"serving {config.model_name}{with_workers} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
         server = DrainingServer(app, config.grace_seconds)
@@ -204,7 +204,7 @@ def serve_one(args: argparse.Namespace, config: "ServerConfig", listener: socket
 
 
 def in_words(num_workers: int) -> str:
-    """Return what the first line of output says about prefill workers."""
+    """Describe the prefill workers for the first line of output."""
     if not num_workers:
         return ""
     return " with 1 prefill worker" if num_workers == 1 else f" with {num_workers} prefill workers"
@@ -222,7 +222,7 @@ def handling_hangup(server: "DrainingServer", engine: "Engine", num_workers: int
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
+    """Return True if only this machine can reach a server that listens on `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -230,12 +230,12 @@ def is_loopback(host: str) -> bool:
 
 
 def allowed_hosts(host: str, others: Sequence[str]) -> tuple[str, ...]:
-    """Return what clients may have in their Host header: any name, if other machines can reach the server."""
+    """Return the names allowed in the Host header: any name if other machines can reach the server."""
     return (*LOCAL, host, *others) if is_loopback(host) else tuple(others)
 
 
 def server_config(args: argparse.Namespace) -> "ServerConfig":
-    """Return the server's limits and names, from the options."""
+    """Return the server's limits and names from the options."""
     from mini_engine.server.server_config import ServerConfig
 
     name, *aliases = model_names(args.model, args.model_name)
@@ -258,7 +258,7 @@ def server_config(args: argparse.Namespace) -> "ServerConfig":
 
 
 def model_names(model: str | None, given: str | None) -> list[str]:
-    """Return what clients may call the model: what is given, or its folder's name, and for owner/name that, too."""
+    """Return the model's names in the API: the given one, or its folder's name, preceded by owner/name for a hub id."""
     if given or not model:
         return [given or "pocket"]
     path = Path(model)
@@ -267,7 +267,7 @@ def model_names(model: str | None, given: str | None) -> list[str]:
 
 
 def api_keys(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the keys of the options, or else those of the environment: also an empty one, which is refused later."""
+    """Return the keys from the options, otherwise from the environment. An empty key is kept; it is refused later."""
     if args.api_key:
         return tuple(args.api_key)
     return tuple(os.environ["MINI_ENGINE_API_KEY"].split(",")) if "MINI_ENGINE_API_KEY" in os.environ else ()

@@ -1,4 +1,4 @@
-"""Lesson 6. One answer on its way to its reader: takes tokens, gives text that may be shown."""
+"""Lesson 6. One answer on its way to its reader: turns tokens into text that may be shown."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
@@ -7,12 +7,12 @@ from mini_engine.engine.request import Ending, FinishReason, Request
 from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.text.detokenizer import Detokenizer, StopChecker
 
-if TYPE_CHECKING:  # loading the tokenizer's module takes torch; an answer needs only its bytes
+if TYPE_CHECKING:  # the tokenizer's module imports torch; an answer needs only its bytes
     from mini_engine.text.tokenizer import Tokenizer
 
 
 class TextDelta(NamedTuple):
-    """What a step added to an answer: all that its reader learns. `text` may be "", where no character is complete.
+    """One step's addition to an answer, and all that its reader sees. `text` is "" while no character is complete.
 
     finish_reason: why the answer ended; None in every delta but the last.
     error: one sentence, with FinishReason.ERROR or GRAMMAR.
@@ -88,17 +88,17 @@ class AnswerReader:
 
     @property
     def has_news(self) -> bool:
-        """Whether there are tokens not yet in a delta, or the request has ended."""
+        """True if there are tokens not yet in a delta, or the request has ended."""
         return self.num_read < len(self.request.output_ids) or self.request.is_finished
 
     @property
     def ends_here(self) -> bool:
-        """Whether a stop string or its grammar has ended the answer, which the engine does not know."""
+        """True if a stop string or the grammar has ended the answer, which the engine cannot know."""
         matcher = self.request.matcher
         return self.answer.stop is not None or matcher.is_over or matcher.error is not None
 
     def next_delta(self) -> TextDelta:
-        """Return what the request has gained since the last call, up to a stop string."""
+        """Return everything added since the last call, up to a stop string."""
         request, start, token_ids, shown = self.request, self.num_read, [], ""
         for token_id in request.output_ids[start:]:
             token_ids.append(token_id)
@@ -117,7 +117,7 @@ class AnswerReader:
         return TextDelta(shown, token_ids, *ending, logprobs, of_prompt, request.num_cached_tokens)
 
     def drop_unread(self) -> None:
-        """Drop the tokens that the request has gained behind a stop string. Call this before ending it."""
+        """Drop the request's tokens after a stop string. Call this before ending it."""
         if self.answer.stop is not None:
             self.request.keep(self.num_read)
 

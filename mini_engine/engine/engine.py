@@ -117,9 +117,9 @@ class Engine:
             num_blocks: size of the pool in blocks, including the null block; takes precedence over kv_bytes.
             kernel: a name that `load_kernel` knows.
             manager: creates the KV manager from num_blocks, block_size and copy.
-            pool: makes the pool; by default one in the model's dtype.
-            runner: makes what runs the steps, of the model and the pool.
-            decoding: as for the engine.
+            pool: creates the pool; by default one in the model's dtype.
+            runner: creates the step runner from the model and the pool.
+            decoding: as for the engine; not to be shared between engines.
         """
         maker = pool(model.config, model.dtype, model.device)
         if num_blocks is None:
@@ -130,13 +130,22 @@ class Engine:
         return cls(model.config, Scheduler(kv, scheduler_config), runner(model, store), decoding)
 
     @property
+    def max_request_tokens(self) -> int:
+        """The most tokens of a request, prompt and answer together, that the model and the pool can take.
+
+        The last token of an answer needs no slot: it is sampled but never fed.
+        """
+        manager = self.scheduler.manager
+        return min(self.config.max_model_len, manager.num_usable_blocks * manager.block_size + 1)
+
+    @property
     def has_unfinished(self) -> bool:
-        """Whether any request is waiting or running."""
+        """True if any request is waiting or running."""
         return bool(self.scheduler.requests)
 
     @property
     def fault(self) -> str:
-        """Why no step can run any more: a process has ended, or a clean-up failed. Empty as long as one can."""
+        """The reason no step can run any more: a process has ended, or a clean-up failed. Empty while steps can run."""
         return self.runner.fault or self.scheduler.manager.fault
 
     def add_request(
@@ -165,7 +174,7 @@ class Engine:
         params.check_fits(self.config.vocab_size, self.config.eos_token_ids)
         stop_ids = params.stop_ids(self.config.eos_token_ids)
         if params.prompt_logprobs is not None:
-            namespace = object()  # its own, even if the id is used again: tokens found in the cache have no logits
+            namespace = object()  # unique, even if the id is reused: tokens found in the cache have no logits
         request = Request(request_id, list(prompt_ids), params, priority, stop_ids, namespace)
         self.scheduler.add(request)
         try:
@@ -178,7 +187,7 @@ class Engine:
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
         """End a request now, whatever its state, and free its blocks. Return False if no unfinished one has this id.
 
-        It ends even if not all that it held can be released; `fault` says so then.
+        It ends even if not everything it held can be released; `fault` then says so.
         """
         request = self.scheduler.requests.get(request_id)
         if request:
@@ -186,10 +195,10 @@ class Engine:
         return request is not None
 
     def conclude(self, request: Request, ending: Ending) -> None:
-        """End a request as the reader of its text says: with a stop string or its grammar. None ends nothing.
+        """End a request for the reason that its text's reader found: a stop string or its grammar. None is a no-op.
 
-        If the engine has ended it with the same token, because no more are allowed, the reader's reason stands. As with
-        `abort`, it ends even if not all that it held can be released.
+        If the engine has ended it at the same token because of max_tokens, the reader's reason wins. As with `abort`,
+        it ends even if not everything it held can be released.
         """
         if request.is_finished:
             request.finish_reason, request.error = ending
@@ -203,12 +212,13 @@ class Engine:
 
     @one_at_a_time
     def step(self) -> StepResult:
-        """Run one step. If it fails, its requests end with an error, their blocks are freed; other requests go on.
+        """Run one step. If it fails, its requests end with an error and their blocks are freed; other requests go on.
 
         A step fails if the model, the sampler or `update` raises an Exception. `scheduler.fail` ends its requests, and
-        the exception is logged with its traceback. KeyboardInterrupt and SystemExit are not failures: they go through.
+        the exception is logged with its traceback. KeyboardInterrupt and SystemExit propagate.
 
-        If what a request held cannot be released, the engine's memory cannot be trusted, and this was its last step.
+        If anything a request held cannot be released, the engine's memory can no longer be trusted, and this was its
+        last step.
 
         Raises:
             EngineDead: neither this step nor any other can run; every request has ended with that error.
@@ -253,13 +263,13 @@ class Engine:
         return sampled
 
     def _end_broken(self, chunks: Sequence[Chunk], sampled: Sequence[Sampled]) -> None:
-        """End the requests for which nothing could be chosen. `update` leaves them as it leaves aborted ones."""
+        """End the requests for which no token could be chosen. `update` skips them like aborted ones."""
         for request, row in self.decoding.standing(chunks, sampled):
             if row.error is not None:
                 self.fail(request, row.error)
 
     def fail(self, request: Request, error: Exception) -> None:
-        """End one request with an error of its own; others go on. A UserError says that it asked for the impossible."""
+        """End one request with its own error; others go on. A UserError: it asked for the impossible."""
         if isinstance(error, UserError):
             self._end(request, Ending(FinishReason.GRAMMAR, str(error)))
         elif not request.is_finished:
@@ -278,7 +288,7 @@ def check_place(priority: int, namespace: Hashable) -> None:
 
 
 def default_kv_bytes(device: torch.device) -> int:
-    """The default size of a pool: 80% of the free memory on a GPU, 1 GiB of main memory on a CPU."""
+    """Return the default size of a pool in bytes: 80% of the free memory on a GPU, 1 GiB of main memory on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE)
     return CPU_KV_BYTES

@@ -1,4 +1,4 @@
-"""Lesson 4. Grammars: which tokens may come next. The sampler masks all others.
+"""Lesson 4. Grammars decide which tokens may come next; the sampler masks all others.
 
 A grammar belongs to the parameters and does not change; a matcher is its state in one answer and belongs to the
 request, so it survives a preemption. Lesson 7 makes grammars of JSON schemas.
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class TokenMask(Protocol):
-    """Which tokens may come next."""
+    """The tokens that may come next, as a bit mask."""
 
     def mask(self) -> bytes:
         """Return a bit for each token id, the lowest bit of a byte first: 1 if the token may come next."""
@@ -17,7 +17,7 @@ class TokenMask(Protocol):
 
 
 class Matcher(TokenMask, Protocol):
-    """How far one answer has come in its grammar.
+    """The state of one answer in its grammar.
 
     is_over: the answer is complete, and no token may follow.
     may_end: the answer is complete, and more tokens may follow.
@@ -45,7 +45,7 @@ class Matcher(TokenMask, Protocol):
 
 
 class Grammar(Protocol):
-    """What an answer must look like."""
+    """A format that answers must follow."""
 
     def matcher(self) -> Matcher:
         """Return a matcher at the beginning of an answer."""
@@ -53,28 +53,28 @@ class Grammar(Protocol):
 
 
 class Anything:
-    """The grammar of a request that asks for none, and its matcher: no token is masked, and nothing is remembered."""
+    """The grammar of a request that asks for none, and also its matcher: it masks no token and has no state."""
 
     is_over, may_end = False, True
     error: str | None = None
 
     def matcher(self) -> "Anything":
-        """Return itself: there is no state."""
+        """Return this object: there is no state."""
         return self
 
     def mask(self) -> bytes:
-        """Never asked: the sampler masks rows with a grammar only."""
+        """Never called: the sampler masks only rows with a grammar."""
         return b""
 
     def push(self, token_id: int) -> None:
         """Do nothing."""
 
     def num_valid(self, drafts: Sequence[int]) -> int:
-        """Return the number of drafts: all may come."""
+        """Return the number of drafts: all are allowed."""
         return len(drafts)
 
     def mask_after(self, drafts: Sequence[int]) -> bytes:
-        """Never asked, like `mask`."""
+        """Never called, like `mask`."""
         return b""
 
     def __reduce__(self) -> str:
@@ -92,5 +92,5 @@ class Broken(Anything):
         self.error = error
 
     def __reduce__(self) -> tuple:
-        """Pickle as what it is."""
+        """Pickle by value, unlike `Anything`."""
         return Broken, (self.error,)

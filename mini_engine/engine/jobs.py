@@ -1,4 +1,4 @@
-"""Lesson 6. The reader's side of the engine thread: jobs to submit, and their answers, read as they arrive."""
+"""Lesson 6. The reader's side of the engine thread: submits jobs and reads their answers as they arrive."""
 
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from mini_engine.text.tokenizer import Tokenizer
 
 
 class Job(NamedTuple):
-    """One prompt to be answered.
+    """One prompt to answer.
 
     namespace: prefixes are shared only within it (lesson 8).
     priority: with the scheduler's policy "priority", smaller numbers go first.

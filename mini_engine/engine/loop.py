@@ -15,10 +15,10 @@ from mini_engine.model.qwen3 import KvStore
 
 
 class Sequence(Protocol):
-    """One sequence as a stage sees it: what to feed next, and what has been written so far."""
+    """One sequence as a stage sees it: the tokens to feed next and the KV written so far."""
 
     def plan(self, token_ids: list[int]) -> Any:
-        """Return the ForwardMeta of the next step, given all tokens so far. Raise here if there is no room for it."""
+        """Return the ForwardMeta of the next step, given all tokens so far. Raise here if it does not fit the cache."""
 
     def commit(self, meta: Any) -> None:
         """Record that the model has run `meta`: the K and V of its tokens are written."""

@@ -59,12 +59,12 @@ class Mailbox:
         self.urgent |= delta.finish_reason is not None
 
     def is_due(self, now: float, pace: float) -> bool:
-        """Whether deltas are waiting and either `urgent` is set or the reader was last woken `pace` seconds ago."""
+        """Return True if deltas wait and `urgent` is set or the last wake-up was at least `pace` seconds ago."""
         return bool(self.waiting) and (self.urgent or now - self.woken >= pace)
 
     def take(self) -> list[tuple[int, TextDelta]]:
-        """Remove and return everything waiting, one delta per answer: a slow reader gets few, large deltas."""
-        self.ready.clear()  # before looking, so that a delta arriving meanwhile sets it again
+        """Remove and return all waiting deltas, merged to one per answer: a slow reader gets few, large deltas."""
+        self.ready.clear()  # before reading, so that a delta arriving meanwhile sets it again
         merged: dict[int, TextDelta] = {}
         while self.waiting:
             index, delta = self.waiting.popleft()

@@ -1,4 +1,4 @@
-"""Lesson 4. Tokens that a client forbids or favours: a grammar's mask and logit_bias, before every other step.
+"""Lesson 4. Masks and biases that a client asks for: a grammar's mask and logit_bias, before every other step.
 
 Like `processors`, each function edits logits `[R, vocab]` float32 in place.
 """
@@ -28,16 +28,19 @@ def apply_grammar_mask(logits: Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def hold_stop_ids(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Hold stop ids back as `apply_min_tokens` does, but where no other token is left, they stay."""
-    allowed = logits.clone()
-    apply_min_tokens(logits, rows)
-    torch.where(logits.amax(dim=-1, keepdim=True) == NEVER, allowed, logits, out=logits)
+    """Hold back stop ids like `apply_min_tokens`, except in rows where no other token is left."""
+    short = [i for i, row in enumerate(rows) if len(row.output_ids) < row.params.min_tokens]
+    if short:
+        allowed = logits[short]
+        held = allowed.clone()
+        apply_min_tokens(held, [rows[i] for i in short])
+        logits[short] = torch.where(held.amax(dim=-1, keepdim=True) == NEVER, allowed, held)
 
 
 def require_a_token(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Raise UserError if a grammar has left a row no token."""
+    """Raise UserError if a grammar allows no token in one of the rows."""
     if (logits.amax(dim=-1) == NEVER).any():
-        raise UserError("the form that the answer must have allows no token here; change the form")
+        raise UserError("the required output format allows no token at this point; change the format")
 
 
 def ceilings_of_bytes(device: torch.device) -> Tensor:

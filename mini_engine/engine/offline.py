@@ -84,7 +84,7 @@ class NoText:
         self.request = request
 
     def read(self) -> Ending:
-        """End an answer early only where its grammar ends."""
+        """Return an ending only where the grammar ends the answer."""
         return self.request.ending(stopped=False)
 
 
@@ -101,7 +101,7 @@ def generate_all(
         prompts: token ids.
         params: one SamplingParams for all prompts, or one for each.
         progress: show a progress bar (on a terminal) and a summary line at the end, both on stderr.
-        reader: creates the Reader that follows a request.
+        reader: creates the Reader for a request.
 
     Raises:
         UserError: `params` has the wrong type or length; nothing has run.
@@ -126,7 +126,7 @@ def _read(reader: Reader, request_id: str) -> Ending:
     """Read one answer. If that fails, this answer ends with an error, and the others go on."""
     try:
         return reader.read()
-    except NotImplementedError:  # an unwritten task
+    except NotImplementedError:  # an unimplemented task
         raise
     except Exception as error:
         log.exception("request %s ends with an error: its answer cannot be read", request_id)
@@ -153,15 +153,15 @@ def params_for(
 def _submitted(
     engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
 ) -> Iterator[list[Request | Completion]]:
-    """Yield the engine's request for each prompt, or its error. On exit, abort all requests that are not finished."""
+    """Yield the engine's request for each prompt, or its error. On exit, abort the unfinished requests."""
     jobs: list[Request | Completion] = []
     try:
         for i, (prompt_ids, wanted) in enumerate(zip(prompts, params, strict=True)):
             try:
                 jobs.append(engine.add_request(f"prompt-{i}", prompt_ids, wanted))
-            except NotImplementedError:  # an unwritten task
+            except NotImplementedError:  # an unimplemented task
                 raise
-            except Exception as error:  # of this prompt; a grammar may fail in its own way
+            except Exception as error:  # only this prompt's; a grammar may raise anything
                 why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
                 ids = list(prompt_ids) if isinstance(prompt_ids, Sequence) else []
                 jobs.append(Completion(ids, [], finish_reason=FinishReason.ERROR, error=why))

@@ -1,4 +1,4 @@
-"""Lesson 6. An answer that the engine's thread is making, and what it has spent its time on."""
+"""Lesson 6. An answer in progress in the engine thread, and how long it queued, prefilled and decoded."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,11 +9,11 @@ from mini_engine.engine.request import Request
 
 
 class Times(NamedTuple):
-    """The seconds of one answer.
+    """Seconds that one answer spent in each phase.
 
-    queued: from its submission to the first step that computes something for it, or to its end.
-    prefill, decode: from there to its first token, and from that to its end; 0 if it did not come so far.
-    whole: from its submission to its end.
+    queued: from submission to the first step that computes something for it, or to its end.
+    prefill, decode: from that step to the first token, and from there to the end; 0 if it did not get that far.
+    whole: from submission to its end.
     """
 
     queued: float
@@ -43,12 +43,12 @@ class OpenAnswer:
         self.latest = self.submitted
 
     def note_step(self, began: float) -> None:
-        """Note a step that began then, which may be the first that computed something for this answer."""
+        """Record the start of the first step that computes something for this answer. Later steps change nothing."""
         if self.started is None and (self.request.num_computed_tokens or self.request.is_finished):
             self.started = began
 
     def times(self, now: float) -> Times:
-        """Return what the time until its end, now, was spent on."""
+        """Return the times of an answer that ends `now`."""
         started = now if self.started is None else self.started
         first = now if self.first is None else self.first
         return Times(started - self.submitted, first - started, now - first, now - self.submitted)

@@ -1,7 +1,7 @@
-"""Course machinery. Where an engine's pools are: in this process, or in every process that shares the model.
+"""Course machinery. Creates an engine's pools: in this process, or in every process that shares the model.
 
-The composition root makes pools, and copies between them and lesson 12's tiers, by way of these methods. Lesson
-18's `SharedPools` has the same ones for ranks.
+The composition root creates pools through these methods, and the copies between them and lesson 12's tiers. Lesson
+18's `SharedPools` has the same methods for ranks.
 """
 
 from typing import Any, Protocol
@@ -11,32 +11,32 @@ from mini_engine.kv.pool_maker import PoolMaker
 
 
 class Pools(Protocol):
-    """Makes pools."""
+    """Creates pools, and access to them, in all processes of the model."""
 
     @property
     def group(self) -> Group:
-        """The processes that have them."""
+        """The processes that hold the pools."""
         ...
 
     def maker(self, own: PoolMaker) -> PoolMaker:
-        """Return what makes the KV pools of all processes; `own` makes this one's."""
+        """Return the pool maker for all processes; `own` makes the pool of this one."""
         ...
 
     def slots(self, states: Any) -> Any:
-        """Return what hands out the slots of lesson 11's pool, and copies and resets their states: a TrackSlots."""
+        """Return the TrackSlots of lesson 11's pool, which allocates slots and copies and resets their states."""
         ...
 
     def block_bytes(self, kv: Any) -> Any:
-        """Return lesson 12's `Blocks` of a KV pool: whole blocks as bytes."""
+        """Return lesson 12's `Blocks` over a KV pool: whole blocks as bytes."""
         ...
 
     def state_bytes(self, states: Any) -> Any:
-        """Return lesson 12's `Slots` of a pool of states: whole slots as bytes."""
+        """Return lesson 12's `Slots` over a pool of states: whole slots as bytes."""
         ...
 
 
 class OwnPools:
-    """The pools of a process that has the whole model."""
+    """The pools of a process that runs the whole model."""
 
     group: Group = ALONE
 

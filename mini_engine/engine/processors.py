@@ -39,7 +39,7 @@ def per_row(values: Sequence[float], logits: Tensor) -> Tensor:
 
 
 def penalise_repetition(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Make every token of the prompt or the answer less likely, once however often it occurs (Keskar et al. 2019).
+    """Make each token of the prompt or the answer less likely, once however often it occurs (Keskar et al. 2019).
 
     Positive logits are divided by the penalty and negative ones multiplied by it, so both go down.
     """

@@ -1,7 +1,7 @@
-"""Lesson 5. Log probabilities of a prompt's own tokens: how likely the model finds a text that it did not write.
+"""Lesson 5. Log probabilities of a prompt's own tokens: how likely the model finds text that it did not write.
 
 Token i of a prompt is scored by the logits of position i - 1. Usually only the last position's logits are computed; a
-request that asks gets those of every position, and takes no position from the prefix cache, which keeps no logits.
+request that asks for them gets every position's, and nothing from the prefix cache, which keeps no logits.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ def take_prompt_rows(logits: Tensor, chunks: Sequence[Chunk], fail: Callable[["R
 
 
 def record(request: "Request", start: int, logits: Tensor) -> None:
-    """Append what is not recorded yet. Row i of logits `[T, vocab_size]` scores the prompt's token start + i + 1."""
-    skipped = len(request.prompt_logprobs) - start  # after a preemption, a prefix is computed again
+    """Append the tokens not yet recorded. Row i of logits `[T, vocab_size]` scores the prompt's token start + i + 1."""
+    skipped = len(request.prompt_logprobs) - start  # a preempted request computes a prefix again
     scored = request.prompt_ids[len(request.prompt_logprobs) + 1 : start + len(logits) + 1]
     if not scored:
         return

@@ -1,4 +1,4 @@
-"""Lesson 5. A request: its tokens, how many of them have KV, and its parameters. Everything else is derived."""
+"""Lesson 5. A request: its tokens, the number of them with KV, and its parameters. Everything else is derived."""
 
 import logging
 from collections.abc import Collection, Hashable
@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `stop`: a stop token or stop string; `length`: the answer has max_tokens tokens.
+    """The reason a request ended. `stop`: a stop token or stop string; `length`: the answer has max_tokens tokens.
 
-    `grammar`: the request's own grammar cannot go on, or what it asks for leaves no token: no fault of the engine.
+    `grammar`: the request's grammar cannot go on, or its parameters leave no token to choose; not the engine's fault.
     """
 
     STOP = "stop"
@@ -27,7 +27,7 @@ class FinishReason(StrEnum):
 
 
 class Ending(NamedTuple):
-    """Why an answer is over, None while it goes on, and after an error one sentence."""
+    """The reason an answer is over, None while it goes on; and, after an error, one sentence."""
 
     reason: FinishReason | None = None
     error: str | None = None
@@ -41,7 +41,7 @@ class Request:
     stop_ids: the tokens that end the answer, `params.stop_ids(...)`.
     namespace: requests of the same namespace share computed prefixes (lesson 8).
     token_ids: the prompt followed by the answer so far, `output_ids`; only `append` and `keep` change either.
-    matcher: how far the answer has come in `params.grammar`.
+    matcher: the state of the answer in `params.grammar`.
     prompt_logprobs: those of the prompt's tokens from the second on, as far as computed, if `params` asks for them.
     arrival: its position in the order of arrival, assigned by the scheduler.
     num_computed_tokens: leading tokens whose KV is written. A preemption resets it to 0.
@@ -85,9 +85,9 @@ class Request:
             self.matcher = Broken(f"the grammar failed: {type(error).__name__}: {error}")
 
     def reason_to_end(self) -> FinishReason | None:
-        """Return why the newest token ends the answer, None if it does not.
+        """Return the reason if the newest token ends the answer, otherwise None.
 
-        Within a form that is not complete, a stop id is a token like any other.
+        A stop id is an ordinary token as long as the grammar is not complete.
         """
         reason = self.params.finish_reason(self.output_ids, self.stop_ids)
         if reason == FinishReason.STOP and not (self.matcher.is_over or self.matcher.may_end):
@@ -95,9 +95,9 @@ class Request:
         return None if reason is None else FinishReason(reason)
 
     def keep(self, num_output_ids: int) -> None:
-        """Drop the answer's tokens behind the first `num_output_ids`: a stop string ended it there.
+        """Keep only the answer's first `num_output_ids` tokens: a stop string ended it there.
 
-        They are there if the answer gained several tokens before its text was read.
+        There are more only if the answer gained several tokens before its text was read.
         """
         dropped = len(self.output_ids) - num_output_ids
         if dropped <= 0:
@@ -106,7 +106,7 @@ class Request:
         self.num_computed_tokens = min(self.num_computed_tokens, len(self.token_ids) - 1)
 
     def ending(self, stopped: bool) -> Ending:
-        """Decide why the answer is over. What ends it with a token counts before the limit that the token reached.
+        """Return why the answer is over. What ends it with a token takes precedence over reaching max_tokens.
 
         Args:
             stopped: a stop string has ended its text, which the engine does not see.
@@ -124,26 +124,26 @@ class Request:
 
     @property
     def needs_prompt_logprobs(self) -> bool:
-        """Whether log probabilities of its prompt are asked for and not all computed."""
+        """True if log probabilities of its prompt are asked for and not all computed."""
         asked = self.params.prompt_logprobs is not None
         return asked and len(self.prompt_logprobs) < len(self.prompt_ids) - 1
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether it has more to compute than the token it sampled last."""
+        """True if more tokens need KV than the one sampled last."""
         return self.num_computed_tokens < max(len(self.prompt_ids), len(self.token_ids) - 1)
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether it has got as far as when it was last preempted; one that never was has.
+        """True if it has as much KV as when it was last preempted, or was never preempted.
 
-        If a request were preempted again before that, each time, it would never get on.
+        If a request could be preempted again before that, it might never make progress.
         """
         return self.num_preemptions == 0 or not self.is_prefilling
 
     @property
     def max_kv_tokens(self) -> int:
-        """The most tokens that can need KV: the last token of an answer is sampled but never fed."""
+        """The most tokens that can need KV: the last token of the longest answer is sampled but never fed."""
         return len(self.prompt_ids) + self.params.max_tokens - 1
 
     @property
@@ -153,5 +153,5 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has ended, for any reason."""
+        """True if it has ended, for any reason."""
         return self.finish_reason is not None

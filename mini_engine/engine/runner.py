@@ -61,7 +61,7 @@ def plan_step(chunks: Sequence[Chunk], block_size: int, device: torch.device) ->
 
 
 def int64(values: Sequence[int]) -> Tensor:
-    """Return `values`, at least one, as a tensor. For short lists it is 3 times as fast as torch.tensor."""
+    """Return `values`, at least one, as an int64 tensor. For short lists 3 times as fast as torch.tensor."""
     return torch.frombuffer(array("q", values), dtype=torch.int64)
 
 
@@ -77,7 +77,7 @@ def padded_table(rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def plan_rows(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step:
-    """Plan a step with a row for each token whose logits are needed: usually, what `plan_step` says."""
+    """Plan a step with a row for each token whose logits are needed. Usually equal to `plan_step`."""
     step = plan_step(chunks, block_size, device)
     if all(chunk.num_logits == chunk.samples for chunk in chunks):
         return step
@@ -94,7 +94,7 @@ def logits_rows(chunks: Sequence[Chunk]) -> list[int]:
 
 
 class Plan(Protocol):
-    """Turns chunks into a step: `plan_rows`. Lesson 11's adds where each request's state is."""
+    """Turns chunks into a step: `plan_rows`. Lesson 11's plan adds the slot of each request's state."""
 
     def __call__(self, chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step: ...
 
@@ -102,14 +102,14 @@ class Plan(Protocol):
 class Group(Protocol):
     """The processes that run a step together: `ALONE`, or lesson 18's ranks.
 
-    fault: why no step can run any more; empty as long as one can.
+    fault: the reason no step can run any more; empty while steps can run.
     """
 
     @property
     def fault(self) -> str: ...
 
     def running(self, step: Step) -> AbstractContextManager[None]:
-        """Have the others run their shares of a step while this process runs its own, in the `with` block."""
+        """Have the other processes run their shares of a step while the `with` block runs this one's."""
         ...
 
     def close(self) -> None:
@@ -134,14 +134,14 @@ ALONE = Alone()
 
 
 class Runner(Protocol):
-    """Runs chunks through a model, whose K and V are in `pool`: `ModelRunner`. Lesson 10's replays captured steps."""
+    """Runs chunks through a model whose K and V are in `pool`: `ModelRunner`. Lesson 10's replays captured steps."""
 
     model: Any
     pool: Any
 
     @property
     def fault(self) -> str:
-        """Why no step can run any more; empty as long as one can."""
+        """The reason no step can run any more; empty while steps can run."""
         ...
 
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
@@ -149,12 +149,12 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the runner holds outside this process."""
+        """Release the resources that the runner holds outside this process."""
         ...
 
 
 class ModelRunner:
-    """Runs the model over chunks, with one pool. It knows nothing of queues or of how chunk lengths are chosen.
+    """Runs the model over chunks, with one pool. It knows nothing about queues or how chunk lengths are chosen.
 
     Args:
         plan: turns chunks into the model's input.
@@ -167,14 +167,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """As `Runner.run` says."""
+        """Run one forward pass; see `Runner.run`."""
         step = self.plan(chunks, self.block_size, self.device)
         with self.group.running(step):
             return self.model(step.token_ids, self.pool, step.meta, rows=step.rows)
 
     @property
     def fault(self) -> str:
-        """Why no step can run any more; empty as long as one can."""
+        """The reason no step can run any more; empty while steps can run."""
         return self.group.fault
 
     def close(self) -> None:

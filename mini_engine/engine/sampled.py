@@ -1,8 +1,8 @@
-"""Lesson 4. The sampler's result for one row: the token it chose and, where asked for, how likely it was.
+"""Lesson 4. The sampler's result for one row: the chosen token and, if asked for, its log probability.
 
-A row from which nothing can be chosen has an error instead: other rows are not affected.
+A row without a token that can be chosen has an error instead; other rows are unaffected.
 
-Numbers only: a request keeps these and the scheduler hands them out, and neither needs torch.
+Plain numbers, no tensors: requests and the scheduler keep these without importing torch.
 """
 
 from typing import NamedTuple
@@ -11,10 +11,10 @@ NO_TOKEN = -1
 
 
 class TokenLogprobs(NamedTuple):
-    """How likely the model itself found a token: before penalties, temperature and filters.
+    """A token's log probability under the model itself: before penalties, temperature and filters.
 
     chosen: the natural logarithm of the chosen token's probability.
-    top: the best tokens with theirs, best first.
+    top: the best tokens with their log probabilities, best first.
     """
 
     chosen: float
@@ -22,9 +22,9 @@ class TokenLogprobs(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """What a row chose. `logprobs` is None unless its request asked.
+    """The token chosen for a row. `logprobs` is None unless its request asked for them.
 
-    error: why nothing could be chosen, with NO_TOKEN as the token; a UserError if what the request asks for is why.
+    error: why no token could be chosen, with NO_TOKEN as the token; a UserError if its parameters are the cause.
     """
 
     token_id: int

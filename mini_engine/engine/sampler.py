@@ -15,7 +15,7 @@ from mini_engine.engine.grammar import ANYTHING
 from mini_engine.engine.sampled import NO_TOKEN, Sampled, TokenLogprobs
 from mini_engine.engine.sampling_params import SampleRow, SamplingParams
 
-# In transformers' order: each step, and the test for the rows that ask for it. The step leaves other rows untouched.
+# In transformers' order: each step and the test that selects its rows. Other rows stay untouched.
 PENALTIES = (
     (masks.apply_grammar_mask, lambda params: params.grammar is not ANYTHING),
     (masks.require_a_token, lambda params: params.grammar is not ANYTHING),
@@ -33,12 +33,12 @@ FILTERS = (
 
 
 def is_penalised(params: SamplingParams) -> bool:
-    """Whether a grammar, biases, penalties or min_tokens may change which token is best."""
+    """Return True if a grammar, biases, penalties or min_tokens may change which token is best."""
     return any(asks(params) for _, asks in PENALTIES)
 
 
 def process(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Apply to each row of logits `[R, vocab]` float32 the steps it asks for, in place. Returns the same tensor."""
+    """Apply to each row of logits `[R, vocab]` float32 the steps it asks for, in place. Return the same tensor."""
     for change, asks in PENALTIES + FILTERS:
         chosen = [i for i, row in enumerate(rows) if asks(row.params)]
         if len(chosen) == len(rows):
@@ -113,11 +113,11 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
 
     Args:
         logits: `[R, vocab]` as the model returned them, in any float dtype; not changed.
-        rows: what they belong to, usually requests, in the same order.
+        rows: their owners, usually requests, in the same order.
 
     Returns:
-        one result for each row, with an error where nothing can be chosen: its logits hold no number, or what its
-        request asks for leaves no token or raises. Other rows get what they get without it.
+        one result for each row, with an error where no token can be chosen: its logits hold no number, or its
+        request's parameters leave no token or raise. Other rows are unaffected.
 
     Raises:
         ValueError: logits and rows differ in number.
@@ -126,16 +126,16 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         raise ValueError(f"{len(logits)} rows of logits for {len(rows)} requests; give one row for each")
     try:
         return sample_together(logits, rows)
-    except NotImplementedError:  # an unwritten task is no row's fault
+    except NotImplementedError:  # an unimplemented task is no row's fault
         raise
     except Exception as error:
         if len(rows) == 1:
             return [Sampled(NO_TOKEN, None, error)]
-    return [one for i, row in enumerate(rows) for one in sample(logits[i : i + 1], [row])]  # which one was it?
+    return [one for i, row in enumerate(rows) for one in sample(logits[i : i + 1], [row])]  # find it
 
 
 def sample_together(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
-    """Choose the next token of every row. Raises whatever comes up, if that is impossible for one of them."""
+    """Choose the next token of every row. Raises if that is impossible for any of them."""
     chosen = choose(logits, rows)
     token_ids = chosen.tolist()
     if max(token_ids, default=0) >= logits.shape[-1] or not logits.gather(1, chosen[:, None]).isfinite().all():

@@ -15,11 +15,11 @@ from mini_engine.values import real, shown, whole
 
 GREEDY = 0.0
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
-FRESH_SEED = -1  # how vLLM's clients and llama.cpp's ask for no seed
+FRESH_SEED = -1  # vLLM's and llama.cpp's clients send this for "no seed"
 LOWEST_TEMPERATURE = 1e-6  # below it a logit divided by it may overflow float32
 MAX_LOGPROBS = 20
 MAX_BIAS = 100.0
-MAX_STOP = 1024  # characters: looking for a stop string takes time from every answer in the batch
+MAX_STOP = 1024  # characters: searching for a stop string takes time from every answer in the batch
 
 
 class Range(NamedTuple):
@@ -42,7 +42,7 @@ NUMBERS = {
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a request's tokens are chosen, and when its answer ends. Names and defaults are vLLM's and OpenAI's.
+    """Decides how a request's tokens are chosen and when its answer ends. Names and defaults are vLLM's and OpenAI's.
 
     temperature: logits are divided by it; 0 is greedy, and so is anything below 1e-6.
     top_k: keep only the k best tokens; 0 and -1 are off, and so is anything above the size of the vocabulary.
@@ -55,13 +55,13 @@ class SamplingParams:
     max_tokens: the longest answer. min_tokens: no stop id is chosen until the answer has this many tokens, unless a
         grammar allows nothing else.
     stop_token_ids: each of them ends the answer, as the model's end tokens do unless `ignore_eos` is set. With a
-        grammar, only where the form is complete.
+        grammar, they end it only once the grammar is complete.
     stop: a string or several, of at most 1024 characters each; the first to appear ends the answer and is not shown
         (lesson 6), unless `include_stop_str_in_output` is set.
-    logprobs: report this many of the best tokens besides the chosen one; 0 is the chosen one alone, None is off.
+    logprobs: report this many of the best tokens in addition to the chosen one; 0 is the chosen one alone, None is off.
     prompt_logprobs: the same for each token of the prompt but the first; nothing is taken from the prefix cache then.
     logit_bias: token id to a number from -100 to 100, added to the token's logit before anything else.
-    grammar: what the answer must look like; tokens that do not fit are never chosen, and its end ends the answer
+    grammar: the format of the answer; tokens that do not fit are never chosen, and its end ends the answer
         (lesson 7).
 
     Raises:
@@ -111,14 +111,14 @@ class SamplingParams:
         self._set("seed", _seed(seed))
 
     def of_one(self, seed: int | None, max_tokens: int) -> "SamplingParams":
-        """Return the parameters of one of several answers. What they share has been checked, so only these two are."""
+        """Return the parameters of one of several answers. Checks only these two values: the others have been."""
         found = copy.copy(self)
         found._set_own(seed, max_tokens)
         return found
 
     @property
     def is_greedy(self) -> bool:
-        """Always take the best token. Nothing is drawn, and filters make no difference."""
+        """True if the best token is always taken: nothing is drawn, and filters make no difference."""
         return self.temperature == GREEDY
 
     def request_seed(self) -> int:
@@ -151,18 +151,18 @@ class SamplingParams:
             )
 
     def finish_reason(self, output_ids: Sequence[int], stop_ids: Collection[int]) -> str | None:
-        """Return why an answer is over: "stop" for a stop id, "length" for max_tokens, None if it is not over."""
+        """Return the reason an answer is over: "stop" for a stop id, "length" for max_tokens; None if it goes on."""
         if output_ids and output_ids[-1] in stop_ids:
             return "stop"
         return "length" if len(output_ids) >= self.max_tokens else None
 
 
 class SampleRow(Protocol):
-    """What the sampler reads of the request behind a row of logits.
+    """The part of a request that the sampler reads, one for each row of logits.
 
     prompt_ids, output_ids: the tokens so far; the row's logits are about the next one.
     stop_ids: the tokens that end the answer, `params.stop_ids(...)`.
-    seed: decides the draws, together with the position; `params.seed`, or a fresh one that stays the same.
+    seed: determines the draws, together with the position; `params.seed`, or a fresh one that stays the same.
     matcher: which tokens `params.grammar` allows next.
     """
 
@@ -208,7 +208,7 @@ def _number(name: str, value: object, allowed: Range) -> float:
 
 
 def _seed(value: object) -> int | None:
-    """Return a seed of 64 bits, of which a negative one is the two's complement; None for a fresh one."""
+    """Return a seed as 64 unsigned bits, a negative one as its two's complement; None for a fresh one."""
     if value is None:
         return None
     seed = _count("seed", value, MIN_SEED, MAX_SEED, "leave it out for a fresh one")

@@ -11,11 +11,11 @@ from mini_engine.kv.manager import BlocksByState
 class StepStats(NamedTuple):
     """Statistics of one step: queues and blocks after it, and the tokens it computed, none if it failed.
 
-    prefill_tokens: tokens of prompts, and of answers computed again after a preemption: of requests that were
-        prefilling when the step began.
+    prefill_tokens: tokens of requests that were prefilling when the step began: prompts, and answers computed again
+        after a preemption.
     decode_tokens: one for each request that decoded.
     num_preempted: requests preempted while the step was scheduled.
-    num_drafted: tokens guessed in this step, and num_accepted: the steps that they saved (lesson 14).
+    num_drafted: tokens guessed in this step. num_accepted: guesses accepted, each of which saves a step (lesson 14).
     """
 
     num_waiting: int = 0

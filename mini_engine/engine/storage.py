@@ -1,4 +1,4 @@
-"""Course machinery. The storage of an engine: the pool that the model reads, and the parts that go with it."""
+"""Course machinery. The storage of an engine: the pool that the model reads and everything that goes with it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from mini_engine.kv.prefixes import Prefixes
 
 
 def no_slots(request_id: str) -> Sequence[int]:
-    """Return none: the request has no state."""
+    """Return an empty sequence: the request has no state."""
     return ()
 
 
@@ -21,8 +21,8 @@ class Storage:
     """The memories of a model with K and V alone; other models have more (lesson 11).
 
     store: what the model reads and writes. kv: its blocks. copy: copies blocks, in every process of the model.
-    plan: plans a step over it. probe: plans one for no request, to measure what a step takes.
-    memory: what requests need beside the blocks of their tables. prefixes: makes the prefix cache.
+    plan: plans a step over it. probe: plans a step without a request, to measure how much memory a step takes.
+    memory: what requests need beside the blocks of their tables. prefixes: creates the prefix cache.
     states: the pool of states, if the model has any. slots_of: names a request's slots in it.
     windows: the memory of windows, lesson 15's, if the model has any.
     """

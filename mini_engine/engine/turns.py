@@ -1,9 +1,9 @@
-"""Lesson 6. Shares the engine's places between clients: one that asks for many answers does not take them all.
+"""Lesson 6. Shares the engine's running slots fairly: a client that asks for many answers does not take them all.
 
 The scheduler's policy "priority" puts smaller numbers first. A client's first answer gets the number of its turn, and
-each further answer that of a client that comes TURNS later, so that it waits, but not for ever. If all places are taken
-when a turn comes, the last running answer gives up its own and will go on later. It keeps the next one until it has
-caught up with itself, so being preempted never stops an answer.
+each further answer the number of a client that comes TURNS later, so it waits, but not forever. If all slots are taken
+when a turn comes, the last running answer is preempted and resumes later. It cannot be preempted again until it has
+caught up with where it was, so every answer makes progress.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ TURNS = 8
 
 
 def in_turn(jobs: Sequence[Job], turn: int) -> list[Job]:
-    """Return one client's jobs with their priorities. turn: how many clients have come before."""
+    """Return one client's jobs with their priorities. turn: the number of clients before this one."""
     return [job._replace(priority=turn + TURNS * index) for index, job in enumerate(jobs)]
 
 
 def give_place(scheduler: Scheduler) -> int:
-    """Preempt the last running request that can give way, if all places are taken and a waiting one would fit instead.
+    """Preempt the last running request that can be, if all slots are taken and a waiting one would fit instead.
 
     Returns:
         the number of preempted requests, 0 or 1. With the policy "fcfs" or with `reserve_answers` always 0.
@@ -38,9 +38,9 @@ def give_place(scheduler: Scheduler) -> int:
 
 
 def fits_instead(scheduler: Scheduler, new: Request, last: Request) -> bool:
-    """Whether the pool has room for `new` once `last` has given back its blocks and all promises are kept.
+    """Return True if the pool has room for `new` once `last` has freed its blocks, all reservations included.
 
-    Not yet if only KV that is on its way is missing: until it has arrived, `last` can go on.
+    False if `new` only waits for KV in flight: `last` can go on until it has arrived.
     """
     manager, others = scheduler.manager, [one for one in scheduler.running if one is not last]
     free = manager.num_free_blocks + len(manager.tables[last.id].blocks) - sum(map(scheduler.reserved_blocks, others))

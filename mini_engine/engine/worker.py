@@ -51,12 +51,12 @@ class EngineStopped(RuntimeError):
 
 
 class ModelLimits(NamedTuple):
-    """What a server needs to know about the engine behind it.
+    """The limits of the engine behind a server.
 
     max_model_len: positions of the model.
-    max_tokens: the longest prompt and answer together that both the model and the pool can take.
+    max_tokens: the most tokens, prompt and answer together, that both the model and the pool can take.
     num_blocks, block_size: blocks of the pool, and slots in each.
-    sampling: what the checkpoint suggests to requests that say nothing of it.
+    sampling: the checkpoint's suggestions for requests that leave sampling parameters out.
     """
 
     vocab_size: int
@@ -81,14 +81,14 @@ class Observer:
         """Note that a request has ended; its `finish_reason` says why."""
 
     def timed(self, times: Times) -> None:
-        """Note what an answer that has ended spent its time on."""
+        """Note how an answer that has ended spent its time."""
 
 
 class EngineWorker:
     """The engine thread and its inbox. `with EngineWorker(engine, tokenizer) as worker:` starts and ends it.
 
     Args:
-        max_waiting: the most answers that may be open without running; jobs beyond that are refused with QueueFull.
+        max_waiting: the most answers that may wait; jobs beyond that are refused with QueueFull.
         observer: notified of steps, tokens and ends of answers.
         stuck_seconds: how long a step may run before `stuck` reports it.
     """
@@ -123,13 +123,11 @@ class EngineWorker:
 
     @property
     def limits(self) -> ModelLimits:
-        """What the model and the pool can take."""
+        """The limits of the model and the pool."""
         config, manager = self.engine.config, self.engine.scheduler.manager
-        num_blocks, block_size = manager.num_usable_blocks, manager.block_size
-        longest = min(config.max_model_len, num_blocks * block_size + 1)
-        ends = tuple(config.eos_token_ids)
-        sizes = config.max_model_len, longest, num_blocks, block_size
-        return ModelLimits(config.vocab_size, ends, *sizes, config.sampling)
+        ends, pool = tuple(config.eos_token_ids), (manager.num_usable_blocks, manager.block_size)
+        lengths = config.max_model_len, self.engine.max_request_tokens
+        return ModelLimits(config.vocab_size, ends, *lengths, *pool, config.sampling)
 
     @property
     def num_running(self) -> int:
@@ -143,18 +141,18 @@ class EngineWorker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread is running and takes jobs."""
+        """True if the thread is running and takes jobs."""
         return self._thread.is_alive() and not self._stopping and not self.fault
 
     @property
     def fault(self) -> str:
-        """Why the engine cannot run another step, or this thread use it; empty as long as they can."""
+        """The reason the engine cannot run another step, or this thread cannot use it; empty otherwise."""
         return self.engine.fault or self._broken
 
     @property
     def stuck(self) -> str:
-        """Why answers do not go on, if a step has been running for too long; empty otherwise."""
-        began = self._step_began  # the engine thread may set it meanwhile
+        """A sentence for the operator if a step has been running for too long; empty otherwise."""
+        began = self._step_began  # read once: the engine thread may set it meanwhile
         seconds = 0.0 if began is None else time.monotonic() - began
         return f"a step has been running for {seconds:.0f} seconds" if seconds > self.stuck_seconds else ""
 
@@ -247,7 +245,7 @@ class EngineWorker:
             with self._changed:
                 self._changed.wait_for(lambda: self._inbox or self._stopping or self.engine.has_unfinished)
                 commands, self._inbox = self._inbox, []
-                is_last = self._stopping  # what comes in from now on is refused, and all before is among the commands
+                is_last = self._stopping  # later jobs are refused; earlier ones are all among the commands
             for command in commands:
                 command()
             if is_last:
@@ -257,7 +255,7 @@ class EngineWorker:
                 self._step()
 
     def _open(self, answers: Answers, taken: Future, since: float) -> None:
-        """Add all requests, or none and set the error."""
+        """Add all requests, or add none and set the error."""
         jobs = answers.jobs
         if not taken.set_running_or_notify_cancel():
             self._forget(len(jobs))
@@ -293,13 +291,14 @@ class EngineWorker:
             return
         finally:
             self._step_began = None
-        for answer in self.answers.values():
-            answer.note_step(began)
+        for request in (*self.engine.scheduler.running, *result.finished):  # those still waiting have no new step
+            if answer := self.answers.get(request.id):
+                answer.note_step(began)
         stats = result.stats._replace(num_preempted=result.stats.num_preempted + num_given)
         self._tell(self.observer.stepped, stats)
         now = time.perf_counter()
         finished = [request.id for request in result.finished]
-        ids = dict.fromkeys([*result.new_tokens, *finished])  # the engine may also have requests that are not ours
+        ids = dict.fromkeys([*result.new_tokens, *finished])  # the engine may also run requests of other callers
         touched = [self.answers[request_id] for request_id in ids if request_id in self.answers]
         for answer in touched:
             self._deliver(answer, now)
@@ -307,11 +306,11 @@ class EngineWorker:
         self._tell(wake_readers, [box for box in self._mailboxes(touched) if box.is_due(now, pace)], now)
 
     def _mailboxes(self, touched: Iterable[OpenAnswer]) -> set[Mailbox]:
-        """Return the mailboxes in which deltas may be waiting, from this step or an earlier one."""
+        """Return the mailboxes that may hold deltas, from this step or an earlier one."""
         return {answer.mailbox for answer in (*touched, *self.answers.values())}
 
     def _deliver(self, answer: OpenAnswer, now: float) -> None:
-        """Hand over what the answer has gained. If its text cannot be made or handed over, only this answer ends."""
+        """Put the answer's next delta into its mailbox. If that fails, only this answer ends."""
         try:
             self._hand_over(answer, now)
         except Exception as error:
@@ -331,9 +330,9 @@ class EngineWorker:
         answer.mailbox.put(answer.index, delta)
 
     def _end(self, answer: OpenAnswer, ending: Ending) -> None:
-        """End an answer, unless it has ended. If the engine fails at that, this thread ends too, and `fault` says why.
+        """End an answer, unless it has ended. If the engine fails to, this thread ends too, and `fault` says why.
 
-        The engine itself ends a request whatever its clean-up raises; beyond that, nothing is known of its state.
+        The engine ends a request even if its clean-up raises; after any other exception its state is unknown.
         """
         if answer.request.id not in self.answers:
             return
@@ -352,7 +351,7 @@ class EngineWorker:
             self._broken, self._stopping = self._broken or why, True
 
     def _tell(self, note: Callable[..., None], *what: Any) -> None:
-        """Call an observer or a mailbox. If it fails, log that and go on: no other reader may wait because of it."""
+        """Call an observer or a mailbox. If it fails, log that and go on: other readers must not wait because of it."""
         try:
             note(*what)
         except Exception:
@@ -366,7 +365,7 @@ class EngineWorker:
         self._close(list(self.answers.values()), FinishReason.ERROR, error)
 
     def _close(self, ended: Sequence[OpenAnswer], reason: FinishReason, error: str | None = None) -> None:
-        """End these answers for this reason, without further tokens. Their readers are told, whatever fails."""
+        """End these answers for this reason, without further tokens. Their readers are notified, whatever fails."""
         for answer in ended:
             self._end(answer, Ending(reason, error))
             self._tell(answer.mailbox.put, answer.index, TextDelta("", [], reason, error))

@@ -35,13 +35,13 @@ from mini_engine.kv.block_tensor import ForwardMeta
 
 CPU = torch.device("cpu")
 RECORDABLE = ("triton", "int8 triton", "int4 triton")  # the other kernels read lengths on the host
-CAPTURE_STEP = 8  # between two capture sizes, from 8 on: a step has at most 7 rows of padding
+CAPTURE_STEP = 8  # between capture sizes from 8 on, so a step has at most 7 rows of padding
 
 Replay = Callable[[], None]
 
 
 class Capture(Protocol):
-    """Runs and records `work`, whose tensors never move. Calling the result repeats it."""
+    """Runs and records `work`, whose tensors never move. Calling the result replays it."""
 
     def __call__(self, work: Callable[[], None]) -> Replay: ...
 
@@ -58,7 +58,7 @@ class CudaCapture:
         self.memory = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Callable[[], None]) -> Replay:
-        """Run `work` once to create what a first call needs (compiled kernels, workspaces), then record it."""
+        """Run `work` once to create everything a first call creates (compiled kernels, workspaces), then record it."""
         work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -84,7 +84,7 @@ class DecodeBuffers:
 
     token_ids, positions, slot_mapping: `[max_rows]` int64.
     cu_seqlens_q: `[max_rows + 1]` int32. seq_lens_kv: `[max_rows]` int32. block_table: `[max_rows, max_blocks]` int32.
-    logits: `[max_rows, vocab_size]`. extras: tensors of these shapes and dtypes, for what `Extras` add.
+    logits: `[max_rows, vocab_size]`. extras: the shapes and dtypes of the tensors that `Extras` add.
 
     Initially all rows are padding. `dtype` is that of the logits. All but the logits lie in one block, `tables`
     `[n]` uint8, the block table last: the bytes of a step's rows are the first ones, and one copy moves them. A step is
@@ -111,7 +111,7 @@ class DecodeBuffers:
         self.logits = torch.zeros(max_rows, vocab_size, dtype=dtype, device=device)
 
     def bytes_of(self, size: int) -> int:
-        """Return how many bytes of `tables` a step of `size` rows fills."""
+        """Return the number of bytes of `tables` that a step of `size` rows fills."""
         return len(self.tables) - Table(self.block_table.shape, torch.int32).bytes + self.block_table[:size].nbytes
 
     def meta(self, size: int) -> ForwardMeta:
@@ -126,7 +126,7 @@ class DecodeBuffers:
         )
 
     def fill(self, step: Step, size: int) -> None:
-        """Copy in a decode step of at most `size` rows, and turn the rows that remain of `size` into padding.
+        """Copy in a decode step of at most `size` rows, and make the remaining rows up to `size` padding.
 
         A padding row is token 0 at position 0 and slot 0, feeds no query, has no keys, and null blocks in its table.
         The buffers stay where they are: only their contents change. Columns of block_table beyond the step's own may
@@ -143,14 +143,14 @@ class DecodeBuffers:
 
 
 class Extras(Protocol):
-    """What a captured step reads besides lesson 3's plan: `NO_EXTRAS`, lesson 11's state slots, lesson 15's tables."""
+    """Further inputs of a captured step, beyond lesson 3's plan: lesson 11's state slots, lesson 15's tables."""
 
     def tables(self, max_rows: int, max_blocks: int) -> Sequence[Table]:
         """Return the shape and dtype of each tensor, for steps of at most `max_rows` rows."""
         ...
 
     def fill(self, tensors: Sequence[Tensor], chunks: Sequence[Chunk], meta: ForwardMeta, size: int) -> None:
-        """Copy in what a step of these chunks reads, and turn the rows that remain of `size` into padding.
+        """Copy in the extras of a step of these chunks, and make the remaining rows up to `size` padding.
 
         Args:
             tensors: on the host. meta: the plan of the chunks.
@@ -166,14 +166,14 @@ class NoExtras:
     """The extras of a model with K and V alone."""
 
     def tables(self, max_rows: int, max_blocks: int) -> Sequence[Table]:
-        """Return none."""
+        """Return an empty sequence."""
         return ()
 
     def fill(self, tensors: Sequence[Tensor], chunks: Sequence[Chunk], meta: ForwardMeta, size: int) -> None:
         """Do nothing."""
 
     def complete(self, meta: ForwardMeta, tensors: Sequence[Tensor], size: int) -> ForwardMeta:
-        """Return the plan."""
+        """Return the plan unchanged."""
         return meta
 
 
@@ -205,11 +205,11 @@ class GraphRunner:
 
     @property
     def fault(self) -> str:
-        """Why no step can run any more; empty as long as one can."""
+        """The reason no step can run any more; empty while steps can run."""
         return self.eager.fault
 
     def close(self) -> None:
-        """Release what the runner holds outside this process."""
+        """Release the resources that the runner holds outside this process."""
         self.eager.close()
 
     @torch.inference_mode()
@@ -233,7 +233,7 @@ class GraphRunner:
         return Step(self.host.token_ids[:size], meta, torch.arange(size))
 
     def is_decode(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether each chunk is one token that samples the next, and a capture size fits."""
+        """Return True if each chunk is one token that samples the next, and a captured batch size fits."""
         return len(chunks) <= self.capture_sizes[-1] and all(
             chunk.stop - chunk.start == 1 and chunk.samples for chunk in chunks
         )
@@ -248,7 +248,7 @@ class GraphRunner:
             self.fill(chunks, size)
         with self.eager.group.running(self.steps[size]):
             self.replays[size]()
-        return self.buffers.logits[: len(chunks)].clone()  # the next step writes over the buffer
+        return self.buffers.logits[: len(chunks)].clone()  # the next step overwrites the buffer
 
     def fill(self, chunks: Sequence[Chunk], size: int) -> None:
         """Plan a decode step in the host's buffers."""
@@ -265,25 +265,25 @@ class GraphRunner:
 
 
 def can_record(pool: Any) -> bool:
-    """Whether steps over this pool can be recorded: on a GPU, by a kernel that leaves lengths on the device."""
+    """Return True if steps over this pool can be recorded: a GPU, and a kernel that leaves lengths on the device."""
     return pool.device.type == "cuda" and getattr(pool.kernel, "name", None) in RECORDABLE
 
 
 def runner_for(eager: ModelRunner, max_rows: int, extras: Extras = NO_EXTRAS) -> Runner:
-    """Return a GraphRunner if steps can be recorded, and `eager` otherwise."""
+    """Return a GraphRunner if steps can be recorded, otherwise `eager`."""
     if can_record(eager.pool):
         return captured_or(lambda: GraphRunner(eager, max_rows, CudaCapture(), extras), eager)
     return eager
 
 
 def captured_or(capture: Callable[[], Runner], eager: Runner) -> Runner:
-    """Return the runner that `capture` makes; if that fails, say why on stderr and return `eager`.
+    """Return the runner that `capture` creates; if that fails, say why on stderr and return `eager`.
 
-    A capture that fails leaves the model as it was, so steps can still be launched kernel by kernel.
+    A failed capture leaves the model as it was, so steps can still be launched kernel by kernel.
     """
     try:
         return capture()
-    except Exception as error:  # torch's, CUDA's and Triton's have no common kind
+    except Exception as error:  # torch's, CUDA's and Triton's errors have no common base class
         sys.stderr.write(
             f"cuda graphs: capturing decode steps failed ({first_cause(error)}). Launching their kernels one by one: "
             "the same tokens, but slower decode; cuda_graphs=False or --no-cuda-graphs turns capturing off.\n"
@@ -292,7 +292,7 @@ def captured_or(capture: Callable[[], Runner], eager: Runner) -> Runner:
 
 
 def first_cause(error: BaseException) -> str:
-    """Return what went wrong first, on one line: ending a capture that has failed raises a second error."""
+    """Return the original error on one line: ending a failed capture raises a second one."""
     while error.__context__ is not None:
         error = error.__context__
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -5,8 +5,8 @@ tokens where the previous one left them, and nothing is copied to or from the ho
 
     lengths + 1 -> plan from the table -> model -> argmax -> into token_ids and answers
 
-That is one graph, replayed once per token. It cannot do what the engine is for: admit requests, stop early, sample. An
-answer with a stop token is still computed to its full length, and cut afterwards.
+That is one graph, replayed once per token. It cannot do what the engine exists for: admit requests, stop early, sample.
+An answer with a stop token is still computed to its full length and cut afterwards.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -29,10 +29,10 @@ from mini_engine.model.causal_lm import CausalLM
 
 
 class RowMemory(Protocol):
-    """What a model keeps for each row of the table besides K and V."""
+    """Memory that a model needs for each row of the table, in addition to K and V."""
 
     def store(self, pool: KvPool) -> Any:
-        """Return what the model writes to and reads from: `pool`, and this memory."""
+        """Return the store that the model reads and writes: `pool` with this memory."""
         ...
 
     def check(self, num_rows: int) -> None:
@@ -40,33 +40,33 @@ class RowMemory(Protocol):
         ...
 
     def begin(self, row: int) -> None:
-        """Note that the row is handed out."""
+        """Prepare a row that is being handed out."""
         ...
 
     def complete(self, meta: ForwardMeta, rows: Tensor, lengths: Sequence[int] | None) -> ForwardMeta:
-        """Add to a plan what the model needs besides.
+        """Add the inputs of this memory to a plan.
 
         Args:
-            rows: `[S]` int64, the row of each sequence. lengths: the tokens that each feeds; None for one each.
+            rows: `[S]` int64, the row of each sequence. lengths: the number of tokens that each feeds; None: one each.
         """
         ...
 
 
 class NoMemory:
-    """The memory of a model with K and V alone. Lesson 11's has a state for every row."""
+    """The memory of a model with K and V alone. Lesson 11's holds a state for every row."""
 
     def store(self, pool: KvPool) -> KvPool:
-        """The pool."""
+        """Return the pool."""
         return pool
 
     def check(self, num_rows: int) -> None:
-        """Any number will do."""
+        """Accept any number."""
 
     def begin(self, row: int) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def complete(self, meta: ForwardMeta, rows: Tensor, lengths: Sequence[int] | None) -> ForwardMeta:
-        """The plan is complete."""
+        """Return the plan unchanged."""
         return meta
 
 
@@ -78,7 +78,7 @@ class DeviceKv:
     """This lesson's storage: row and position -> slot -> K and V.
 
     Raises:
-        UserError: allocator and pool, or table and memory, do not fit each other.
+        UserError: the sizes of allocator and pool, or of table and memory, do not match.
     """
 
     table: ReqToTokenPool
@@ -125,7 +125,7 @@ class DeviceKv:
 
     @contextmanager
     def hold(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Hold a row for each length within the context; free all of them at its end, also after an error."""
+        """Hold a row for each length within the `with` block; free all of them at its end, even after an error."""
         rows: list[int] = []
         try:
             for length in lengths:
@@ -142,7 +142,7 @@ class DecodeState:
 
     token_ids: `[S]` int64, each request's newest token. seq_lens_kv: `[S]` int32, the number of tokens before it.
     rows: `[S]` int64, the request's row in the table.
-    answers: `[S, max_new_tokens]` int64. step: `[1]` int64, how many columns of `answers` have been written.
+    answers: `[S, max_new_tokens]` int64. step: `[1]` int64, the number of columns of `answers` already written.
     """
 
     def __init__(self, num_rows: int, max_new_tokens: int, device: torch.device) -> None:
@@ -153,7 +153,7 @@ class DecodeState:
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
 
     def begin(self, rows: Tensor, prompt_lens: Tensor) -> None:
-        """Set the state to after the prompts and before the first token is chosen. Both are `[S]`, on the device."""
+        """Set the state to just after the prompts, before the first token is chosen. Both are `[S]`, on the device."""
         self.rows.copy_(rows)
         self.seq_lens_kv.copy_(prompt_lens)
         self.step.zero_()
@@ -168,7 +168,7 @@ class DecodeState:
 def plan_prefill(kv: DeviceKv, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> tuple[Step, Tensor]:
     """Plan one step over all prompts, packed one after the other; their slots are in the table.
 
-    What the host knows of it goes to the device in one copy. Also returns `rows` as a tensor there, `[S]` int64.
+    The plan is built on the host and goes to the device in one copy. Also returns `rows` on the device, `[S]` int64.
     """
     size, lengths = kv.allocator.page_size, [len(prompt_ids) for prompt_ids in prompts]
     ends = torch.tensor([0, *lengths]).cumsum(0)
@@ -228,6 +228,6 @@ def generate_on_device(
 
 
 def _until_stop(token_ids: list[int], stop_ids: Collection[int]) -> list[int]:
-    """Cut an answer behind its first stop token."""
+    """Cut an answer after its first stop token."""
     stop = next((i for i, token in enumerate(token_ids) if token in stop_ids), len(token_ids))
     return token_ids[: stop + 1]

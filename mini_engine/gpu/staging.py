@@ -1,8 +1,8 @@
 """Lesson 10. Moves the tensors of a step to the device in one copy instead of one for each.
 
-The price of a small copy is the call, not its bytes. So tensors that change together lie one after another in one block
-of memory, on the host and on the device, and one copy moves the block. The host's block is pinned: a GPU can read only
-memory that the system does not move, and what is not pinned is first copied to memory that is, while the host waits.
+The cost of a small copy is the call, not its bytes. So tensors that change together are laid out in one block of
+memory, on the host and on the device, and one copy moves the block. The host's block is pinned: a GPU can read only
+memory that the system does not move, and unpinned memory is first copied to pinned memory while the host waits.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mini_engine.engine.runner import Step
 
-ALIGNMENT = 16  # bytes; Triton compiles another, slower kernel for a tensor that begins anywhere else
+ALIGNMENT = 16  # bytes; for a tensor with any other alignment Triton compiles a separate, slower kernel
 CPU = torch.device("cpu")
 
 
@@ -28,12 +28,12 @@ class Table(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Size in the block: that of the tensor, rounded up so that the next one is aligned."""
+        """Size in the block in bytes: the tensor's, rounded up so that the next one is aligned."""
         return -(-prod(self.shape) * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
 
 def block_of(tables: Iterable[Table], device: torch.device, pin_memory: bool = False) -> tuple[Tensor, list[Tensor]]:
-    """Return a cleared block `[n]` uint8 and its tensors, one after another in the given order."""
+    """Return a zeroed block `[n]` uint8 and its tensors, which are views of it in the given order."""
     tables = list(tables)
     block = torch.zeros(sum(table.bytes for table in tables), dtype=torch.uint8, device=device, pin_memory=pin_memory)
     views, start = [], 0
@@ -45,7 +45,7 @@ def block_of(tables: Iterable[Table], device: torch.device, pin_memory: bool = F
 
 
 class NoEvent:
-    """Marks nothing: on a CPU a copy is complete when the call returns."""
+    """An event that is always complete: on a CPU a copy ends before the call returns."""
 
     def record(self) -> None:
         """Do nothing."""
@@ -55,11 +55,11 @@ class NoEvent:
 
 
 class Staging:
-    """A block on the host that is filled again and again, and the copy of its first bytes to a block on the device.
+    """A block on the host that is filled repeatedly, and the copy of its first bytes to a block on the device.
 
-    The copy runs while the host goes on. Were the host to fill the block again too early, the copy would pick up parts
-    of the next step, so `filling` waits for the last copy first. As long as the sampler waits for a step's tokens, the
-    copy of that step ended long before. A second block would save the wait of a host that runs further ahead.
+    The copy is asynchronous. If the host refilled the block too early, the copy would pick up parts of the next step,
+    so `filling` first waits for the last copy. As long as the sampler waits for a step's tokens, that copy has long
+    ended. A second block would save the wait for a host that runs further ahead.
     """
 
     def __init__(self, host: Tensor, device: Tensor) -> None:
@@ -68,7 +68,7 @@ class Staging:
 
     @contextmanager
     def filling(self, num_bytes: int) -> Iterator[None]:
-        """Let the caller write to the host's block; copy its first `num_bytes` at the end, unless there is an error."""
+        """Let the `with` block fill the host's block, then copy its first `num_bytes`, unless there is an error."""
         self.sent.synchronize()
         yield
         self.device[:num_bytes].copy_(self.host[:num_bytes], non_blocking=True)
@@ -78,8 +78,8 @@ class Staging:
 def upload(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Move tensors from the host to the device in one copy. Shapes and dtypes stay.
 
-    For shapes that change from call to call. The host's block is new each time, so no copy is still reading it: torch
-    keeps pinned memory that was released until its copies are complete.
+    For shapes that change from call to call. The host's block is new each time, so no earlier copy is reading it: torch
+    keeps released pinned memory until its copies are complete.
     """
     tables = [Table(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
     host, views = block_of(tables, CPU, pin_memory=device.type == "cuda")
@@ -91,7 +91,7 @@ def upload(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def uploaded(step: Step, device: torch.device) -> Step:
-    """Move a step that was planned on the host to the device, in one copy, with the tensors in its plan's tuples."""
+    """Move a step planned on the host to the device in one copy, tensors inside tuples included."""
     names = [field.name for field in fields(step.meta)]
     whole = step.token_ids, step.rows, tuple(getattr(step.meta, name) for name in names)
     tensors: list[Tensor] = []
@@ -102,7 +102,7 @@ def uploaded(step: Step, device: torch.device) -> Step:
 
 
 def with_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Return a value with `change` of each tensor in its place, also in tuples: lesson 11's plan has some."""
+    """Return a value with `change` applied to each tensor, also inside tuples, which lesson 11's plan has."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple):

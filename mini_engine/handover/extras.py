@@ -1,7 +1,7 @@
-"""Lesson 19. What is handed over with blocks, if a model needs more than the K and V in them.
+"""Lesson 19. Extras that are handed over with blocks, for models that need more than the K and V in them.
 
-A hybrid needs the state behind the last block (lesson 11), windows the last blocks of their groups (lesson 15). Latents
-are K and V to the pool (lesson 16). Each is cut into buffers, which follow those of the blocks.
+A hybrid needs the state after the last block (lesson 11), windows the last blocks of their groups (lesson 15). Latents
+are K and V to the pool (lesson 16). Extras are cut into buffers, which follow those of the blocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ from mini_engine.tiers.store import Blocks
 
 
 class Extras(Protocol):
-    """The buffers behind those of blocks.
+    """The buffers that follow those of the blocks.
 
-    num_bytes: of what comes with the blocks, for the handshake. only_at_end: it can be read only while the request's
-        memories are exactly behind the last block, as a state.
+    num_bytes: size of the extras, for the handshake. only_at_end: they can be read only while the request's memories
+        are exactly at the end of the last block, like a state.
     """
 
     only_at_end: bool
@@ -25,24 +25,24 @@ class Extras(Protocol):
     def num_bytes(self) -> int: ...
 
     def num_buffers(self, start: int, stop: int) -> int:
-        """Return how many buffers come with blocks start … stop - 1."""
+        """Return the number of buffers that come with blocks start … stop - 1."""
         ...
 
     def read(self, request_id: str, start: int, stop: int) -> Sequence[Bytes]:
-        """Return their contents. The request's memories are behind block stop - 1."""
+        """Return their contents. The request's memories are at the end of block stop - 1."""
         ...
 
     def write(self, request_id: str, start: int, stop: int, buffers: Sequence[Bytes]) -> None:
-        """Put contents where the request needs them, which has blocks start … stop - 1 to fill.
+        """Copy contents into the memories of a request that has blocks start … stop - 1 to fill.
 
         Args:
-            buffers: whole ones, maybe of more blocks than these: then the last ones count.
+            buffers: complete ones, possibly of more blocks than these: then the last ones count.
         """
         ...
 
 
 class NoExtras:
-    """A model with K and V of every token needs nothing else."""
+    """The extras of a model with K and V alone: none."""
 
     num_bytes = 0
     only_at_end = False
@@ -52,7 +52,7 @@ class NoExtras:
         return 0
 
     def read(self, request_id: str, start: int, stop: int) -> Sequence[Bytes]:
-        """Return none."""
+        """Return an empty sequence."""
         return ()
 
     def write(self, request_id: str, start: int, stop: int, buffers: Sequence[Bytes]) -> None:
@@ -60,10 +60,10 @@ class NoExtras:
 
 
 class StateExtras:
-    """The state of a hybrid behind the last block, cut into pieces as long as a buffer.
+    """The state of a hybrid after the last block, cut into pieces of a buffer's size.
 
     Args:
-        slots: copies states. slots_of: names a request's slots, its own first. buffer_bytes: of one buffer.
+        slots: copies states. slots_of: returns a request's slots, its own first. buffer_bytes: size of one buffer.
     """
 
     only_at_end = True
@@ -73,11 +73,11 @@ class StateExtras:
 
     @property
     def num_bytes(self) -> int:
-        """Size of a state."""
+        """Size of a state in bytes."""
         return self.slots.payload_bytes
 
     def num_buffers(self, start: int, stop: int) -> int:
-        """Return how many buffers a state takes."""
+        """Return the number of buffers that a state takes."""
         return -(-self.num_bytes // self.buffer_bytes)
 
     def read(self, request_id: str, start: int, stop: int) -> Sequence[Bytes]:
@@ -91,10 +91,10 @@ class StateExtras:
 
 
 class WindowExtras:
-    """The last blocks of all window groups: what the token behind the last block sees, a buffer for each.
+    """The last blocks of all window groups, those that the token after the last block sees; a buffer for each.
 
     Args:
-        blocks: copies the pool's blocks, those of any group. memory: lesson 15's, has the tables.
+        blocks: copies the pool's blocks, those of any group. memory: lesson 15's, which has the tables.
     """
 
     only_at_end = False
@@ -104,20 +104,20 @@ class WindowExtras:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the blocks of all groups at one place of a text."""
+        """Size in bytes of the blocks of all groups at one position of a text."""
         return self.memory.num_groups * self.blocks.payload_bytes
 
     def num_buffers(self, start: int, stop: int) -> int:
-        """Return how many blocks of all groups the token behind block stop - 1 sees and the receiver lacks."""
+        """Return the number of blocks of all groups that the token after block stop - 1 sees and the receiver lacks."""
         return len(self._places(start, stop)) * self.memory.num_groups
 
     def read(self, request_id: str, start: int, stop: int) -> Sequence[Bytes]:
-        """Return the contents of these blocks, place by place."""
+        """Return the contents of these blocks, position by position."""
         table = self.memory.tables_of(request_id)
         return self.blocks.read([block for index in self._places(start, stop) for block in table.at(index)])
 
     def write(self, request_id: str, start: int, stop: int, buffers: Sequence[Bytes]) -> None:
-        """Copy them into the request's blocks. Those before block `start` it shares with others, and has already."""
+        """Copy them into the request's blocks. Blocks before `start` are shared, and there already."""
         table = self.memory.tables_of(request_id)
         targets = [block for index in self._places(start, stop) for block in table.at(index)]
         self.blocks.write(targets, buffers[len(buffers) - len(targets) :])

@@ -1,4 +1,4 @@
-"""Lesson 19. One prefill worker, as its receiver sees it: a process, a pipe to it, and signs of life."""
+"""Lesson 19. One prefill worker, as its receiver sees it: a process, a pipe to it, and heartbeats."""
 
 import threading
 from multiprocessing.context import SpawnContext
@@ -13,13 +13,13 @@ from mini_engine.ranks.pulse import TICK_SECONDS, Pulse, bytes_for
 
 
 class Handle:
-    """A worker's process, from its start on.
+    """A worker's process, from its start.
 
     Args:
-        number: which it is; messages to it and its transfers have it.
+        number: identifies the worker in messages and transfers.
 
     Attributes:
-        is_lost: set by the first that notices its end. num_held: blocks that its requests held when it last said so.
+        is_lost: set by the first to notice its end. num_held: blocks that its requests held, as last reported.
     """
 
     PULSE_BYTES: ClassVar[int] = bytes_for(2)
@@ -32,28 +32,28 @@ class Handle:
         self.process = context.Process(target=work, args=(seat, theirs), name=f"prefill-{number}", daemon=True)
         with ctrl_c_ignored():
             self.process.start()
-        theirs.close()  # or the process's end would not end the pipe
+        theirs.close()  # otherwise the pipe would outlive the process
         threading.Thread(target=self._send_all, name=f"to-prefill-{number}", daemon=True).start()
 
     def shake_hands(self, ours: Layout) -> None:
-        """Wait until the worker is ready. Raises UserError if it cannot start, or is not like this process."""
+        """Wait until the worker is ready. Raises UserError if it cannot start or its layout differs from ours."""
         theirs = self._first_words()
         if isinstance(theirs, Failed):
             raise UserError(f"a prefill worker cannot start: {theirs.why}", param="prefill_workers")
         assert isinstance(theirs, Layout)
         if unlike := ours.differs(theirs):
             raise UserError(
-                f"a prefill worker's K and V would not fit: {unlike}; give both processes one checkpoint and the same "
+                f"a prefill worker's K and V would not fit: {unlike}; give both processes the same checkpoint and "
                 "options",
                 param="prefill_workers",
             )
 
     def _first_words(self) -> Message:
-        """Wait for the worker's first message, as long as it gives signs of life."""
+        """Wait for the worker's first message as long as its heartbeat goes on."""
         try:
             while not self.pipe.poll(TICK_SECONDS):
                 if seconds := self.seconds_silent():
-                    return Failed(f"it gave no sign of life for {seconds:g} s")
+                    return Failed(f"it sent no heartbeat for {seconds:g} s")
             return self.receive()
         except (EOFError, OSError):
             self.process.join()
@@ -61,21 +61,21 @@ class Handle:
             return Failed(f"it ended before it was ready, with exit code {code}" + (PRINTED if code > 0 else ""))
 
     def receive(self) -> Message:
-        """Wait for the worker's next message. EOFError, OSError: it has ended."""
+        """Wait for the worker's next message. Raises EOFError or OSError if it has ended."""
         return unpacked(self.pipe.recv_bytes())
 
     def send(self, message: Ask | Cancel | Close) -> None:
-        """Send a message without waiting: a worker that is stopped does not read."""
+        """Send a message without waiting: a stopped worker does not read."""
         self.outbox.put(message)
 
     def seconds_silent(self) -> float:
-        """Give a sign of life. Return for how long the worker has given none, if that is too long, otherwise 0."""
+        """Send a heartbeat. Return the seconds since the worker's last one if they exceed the limit, otherwise 0."""
         self.pulse.tick()
         pid = self.process.pid
         return self.pulse.seconds_lost(1, pid) if pid is not None else 0.0
 
     def kill(self) -> None:
-        """End the process, whatever it does, and wait until it is gone."""
+        """Kill the process, whatever it is doing, and wait until it is gone."""
         self.outbox.put(None)
         self.process.kill()
         self.process.join()
@@ -85,4 +85,4 @@ class Handle:
             while (message := self.outbox.get()) is not None:
                 self.pipe.send_bytes(packed(message))
         except OSError:
-            return  # its end is noticed where it is heard
+            return  # the thread that reads from it notices its end

@@ -1,4 +1,4 @@
-"""Lesson 19. Opens both ends: a worker's engine in its process, and the connector of the engine that receives."""
+"""Lesson 19. Opens both ends of a hand-over: the engine in a worker's process, and the receiving engine's connector."""
 
 import weakref
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def start_workers(
 
 
 def worker_config(config: EngineConfig) -> EngineConfig:
-    """Return how a worker's engine is built: like the receiver's, but it only computes prompts, one after another."""
+    """Return the config of a worker's engine: like the receiver's, but it only computes prompts, one after another."""
     limits = replace(config.scheduler_config or SchedulerConfig(), policy="fcfs")
     return replace(
         config,
@@ -64,7 +64,7 @@ def worker_config(config: EngineConfig) -> EngineConfig:
 def build_sender(
     path: str, config: EngineConfig, dtype: str, device: str, block: SharedBlock, say: Callable[[Any], None]
 ) -> Built:
-    """In a worker's process: load the model and return its engine, its connector and its layout."""
+    """Load the model in a worker's process and return its engine, its connector and its layout."""
     from mini_engine.build import assemble
     from mini_engine.loading import load
     from mini_engine.parts import with_layers
@@ -90,18 +90,18 @@ def build_sender(
 def receiving_connector(
     workers: PrefillWorkers, storage: Storage, config: EngineConfig, identity: Identity, pools: Pools
 ) -> ReceivingConnector:
-    """Shake hands with the workers, and return the connector. They end when it is gone or the process ends.
+    """Shake hands with the workers and return the connector. Workers end with the connector or this process.
 
     Raises:
-        UserError: a worker cannot start or is unlike this engine, or the stage is too small for one block.
+        UserError: a worker cannot start or its layout differs, or the stage is too small for one block.
     """
     blocks, extras = copiers(storage, pools)
     stage = stage_over(workers.block, blocks.payload_bytes)
     least = 1 + extras.num_buffers(0, 1)
     if stage.num_buffers < least:
         raise UserError(
-            f"handover_bytes is {workers.block.size}, and a block of {config.block_size} tokens with what goes "
-            f"with it takes {least * blocks.payload_bytes}; give at least that",
+            f"handover_bytes is {workers.block.size}, but a block of {config.block_size} tokens with its extras "
+            f"takes {least * blocks.payload_bytes}; give at least that",
             param="handover_bytes",
         )
     transfers = Transfers(stage.num_buffers)
@@ -113,7 +113,7 @@ def receiving_connector(
 
 
 def copiers(storage: Storage, pools: Pools) -> tuple[Any, Extras]:
-    """Return what copies blocks of a storage's pool, and what copies what comes with them."""
+    """Return the block copier and the extras copier of a storage."""
     blocks = pools.block_bytes(storage.kv)
     if storage.states is not None:
         return blocks, StateExtras(pools.state_bytes(storage.states), storage.slots_of, blocks.payload_bytes)
@@ -123,7 +123,7 @@ def copiers(storage: Storage, pools: Pools) -> tuple[Any, Extras]:
 
 
 def layout_of(identity: Identity, blocks: Any, extras: Extras) -> Layout:
-    """Return what both ends must have in common."""
+    """Return the layout that both ends must have in common."""
     return Layout(
         identity.weights,
         identity.config,
@@ -135,5 +135,5 @@ def layout_of(identity: Identity, blocks: Any, extras: Extras) -> Layout:
 
 
 def stage_over(block: SharedBlock, buffer_bytes: int) -> Stage:
-    """Return the stage over shared memory: as many buffers as fit."""
+    """Return the stage over shared memory, with as many buffers as fit."""
     return Stage(block, block.size // buffer_bytes, buffer_bytes)

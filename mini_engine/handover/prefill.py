@@ -1,7 +1,7 @@
-"""Lesson 19. A prefill worker: a process with an engine of its own, which computes prompts for another process.
+"""Lesson 19. A prefill worker: a process whose own engine computes prompts for another process.
 
-It answers nobody: of each prompt it computes one token more than was asked for, and throws it away. What counts is what
-its connector copies on the way.
+It has no readers: for each prompt it computes one token more than was asked for and throws it away. All that matters is
+the KV that its connector copies on the way.
 """
 
 import os
@@ -27,11 +27,11 @@ ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 
 class Seat(NamedTuple):
-    """What a prefill worker needs to begin.
+    """Everything a prefill worker needs to start.
 
-    build: loads the model and makes the engine, with a connector over these buffers; returns both and the layout.
-    block: the memory of the buffers. pulse: where it gives signs of life, as rank 1 beside the receiver's 0.
-    num_threads: of torch.
+    build: loads the model and creates the engine with a connector over these buffers; returns both and the layout.
+    block: the memory of the buffers. pulse: for heartbeats; the worker is rank 1, the receiver rank 0.
+    num_threads: torch's threads.
     """
 
     build: "Callable[[SharedBlock, Callable[[Any], None]], Built]"
@@ -41,7 +41,7 @@ class Seat(NamedTuple):
 
 
 class Built(NamedTuple):
-    """An engine that computes prompts, its connector, and what its buffers look like."""
+    """An engine that computes prompts, its connector, and the layout of its buffers."""
 
     engine: Engine
     connector: SendingConnector
@@ -49,7 +49,7 @@ class Built(NamedTuple):
 
 
 def work(seat: Seat, pipe: "Connection[Any, Any]") -> None:
-    """In the worker's process: build the engine, shake hands, compute what is asked for until the receiver ends."""
+    """Run the worker's process: build the engine, shake hands, and compute prompts until the receiver ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the receiver's to handle
     Thread(target=live_with_receiver, args=(seat.pulse,), daemon=True).start()
     torch.set_num_threads(seat.num_threads)
@@ -58,7 +58,7 @@ def work(seat: Seat, pipe: "Connection[Any, Any]") -> None:
             built = seat.build(seat.block, lambda message: pipe.send_bytes(packed(message)))
             pipe.send_bytes(packed(built.layout))
             Worker(built.engine, built.connector, pipe).run()
-    except Exception as error:  # whatever it is, the receiver says it to the user
+    except Exception as error:  # the receiver reports it to the user
         with suppress(OSError):
             pipe.send_bytes(packed(Failed(first_line(error))))
         if not isinstance(error, UserError):
@@ -66,7 +66,7 @@ def work(seat: Seat, pipe: "Connection[Any, Any]") -> None:
 
 
 def live_with_receiver(block: SharedBlock) -> None:
-    """Give signs of life until the receiver's process ends, then end this one, whatever it is doing."""
+    """Send heartbeats until the receiver's process ends, then end this one, whatever it is doing."""
     receiver = parent_process()
     assert receiver is not None
     pulse = Pulse(1, 2, block)
@@ -76,7 +76,7 @@ def live_with_receiver(block: SharedBlock) -> None:
 
 
 class Worker:
-    """Computes prompts one chunk after another, and takes messages between two steps."""
+    """Computes prompts one chunk after another, and reads messages between steps."""
 
     def __init__(self, engine: Engine, connector: SendingConnector, pipe: "Connection[Any, Any]") -> None:
         self.engine, self.connector, self.pipe = engine, connector, pipe
@@ -84,7 +84,7 @@ class Worker:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Work until `Close` has come and nothing is left to do, or the receiver is gone (EOFError)."""
+        """Work until `Close` has arrived and nothing is left to do, or the receiver is gone (EOFError)."""
         while not (self.is_closing and not self.engine.has_unfinished):
             while self.pipe.poll(0 if self.engine.has_unfinished else None):
                 self.hear(unpacked(self.pipe.recv_bytes()))
@@ -95,7 +95,7 @@ class Worker:
                     self.end(int(request.id), request.error or "")
 
     def hear(self, message: Any) -> None:
-        """Do what a message says."""
+        """Carry out a message."""
         if isinstance(message, Close):
             self.is_closing = True
         elif isinstance(message, Cancel):
@@ -105,7 +105,7 @@ class Worker:
             self.ask(message)
 
     def ask(self, ask: Ask) -> None:
-        """Begin to compute a prompt."""
+        """Start computing a prompt."""
         self.connector.begin(ask)
         try:
             self.engine.add_request(str(ask.id), list(ask.tokens), ONE_TOKEN, namespace=ask.namespace)
@@ -113,7 +113,7 @@ class Worker:
             self.end(ask.id, str(error))
 
     def end(self, transfer_id: int, error: str = "") -> None:
-        """Say that a transfer's buffers are not touched any more, and how many blocks requests hold now."""
+        """Report that a transfer's buffers are no longer in use, and the number of blocks that requests now hold."""
         manager = self.engine.scheduler.manager
         num_held = sum(len(table.blocks) for table in manager.tables.values())
         self.connector.end(transfer_id, error, num_held)

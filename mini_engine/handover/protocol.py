@@ -1,7 +1,7 @@
-"""Lesson 19. What the two processes say to each other, through a pipe each way.
+"""Lesson 19. The messages between the two processes, through a pipe each way.
 
     sender (prefill)                                   receiver (decode)
-           ── Layout ─────────────────────────────────────>   compares it with its own; refuses, or goes on
+           ── Layout ─────────────────────────────────────>   compares it with its own; refuses or accepts
            <───────────────────────── Ask(id, tokens, buffers) ──   lends it buffers
            ── Filled(id, 4) ──────────────────────────────>   the first four of them
            ── Filled(id, 9) ──────────────────────────────>
@@ -22,10 +22,10 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Layout:
-    """What decides the bytes of a buffer. Two processes that differ in any of it must not exchange any.
+    """Everything that determines the bytes of a buffer. Two processes that differ in any of it must not exchange KV.
 
     version: of this protocol. weights, config: digests of the model. kv_dtype, block_size: of the pool.
-    block_bytes: of a block of all layers. num_extra_bytes: of what comes with blocks: a state, or a block's windows.
+    block_bytes: of a block in all layers. num_extra_bytes: of the extras: a state, or a block's windows.
     """
 
     weights: str
@@ -37,7 +37,7 @@ class Layout:
     version: int = VERSION
 
     def differs(self, other: "Layout") -> str:
-        """Return in which fields, and how, another process's layout differs; "" if in none."""
+        """Describe the fields in which another process's layout differs; "" if there are none."""
         ours, theirs = asdict(self), asdict(other)
         unlike = [name for name in ours if ours[name] != theirs[name]]
         return ", ".join(
@@ -46,15 +46,15 @@ class Layout:
 
 
 def short(value: object) -> str:
-    """Return a value for a sentence: of a digest, its beginning."""
+    """Return a value for a message; a digest is shortened."""
     return f"{str(value)[:12]}…" if len(str(value)) > 16 else str(value)
 
 
 class Ask(NamedTuple):
-    """Compute a prompt and fill these buffers: with blocks start … stop - 1 in order, then with their extras.
+    """Compute a prompt and fill these buffers: with blocks start … stop - 1 in order, then with the extras.
 
-    tokens: of the prompt, one more than `stop` blocks hold, as an int32 array. namespace: only prompts of the same one
-        share prefixes.
+    tokens: of the prompt, one more than `stop` blocks hold, as an int32 array. namespace: prefixes are shared only
+        within it.
     """
 
     id: int
@@ -66,13 +66,13 @@ class Ask(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """What was asked for is not needed any more. The buffers are the sender's until it says `Ended`."""
+    """The transfer is no longer needed. Its buffers remain the sender's until it sends `Ended`."""
 
     id: int
 
 
 class Close(NamedTuple):
-    """End, once all that was asked for has ended."""
+    """Exit once all transfers have ended."""
 
 
 class Filled(NamedTuple):
@@ -91,7 +91,7 @@ class Ended(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The sender ends, for a reason that a user can read."""
+    """The sender exits. why: a sentence for the user."""
 
     why: str
 

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def workers_of(engine: Engine) -> PrefillWorkers:
-    """Return the workers that compute prompts for an engine, which must have some."""
+    """Return the prefill workers of an engine, which must have some."""
     connector = cache_of(engine.scheduler.manager).connector
     if isinstance(connector, EitherConnector):
         connector = connector.workers
@@ -27,14 +27,14 @@ def workers_of(engine: Engine) -> PrefillWorkers:
 
 
 class Restart:
-    """Replaces all workers in a thread of its own. What is asked for while it does so is ignored."""
+    """Replaces all workers in a separate thread. Further calls while it runs are ignored."""
 
     def __init__(self, workers: PrefillWorkers) -> None:
         self.workers = workers
         self.running = threading.Lock()
 
     def begin(self, number: int = 0, frame: FrameType | None = None) -> None:
-        """Begin, unless it has begun: a signal handler."""
+        """Start replacing, unless that is under way. A signal handler."""
         if self.running.acquire(blocking=False):
             threading.Thread(target=self._run, name="prefill-restart", daemon=True).start()
 
@@ -42,7 +42,7 @@ class Restart:
         try:
             self.workers.replace_all()
         except (UserError, OSError) as error:
-            log.error("prefill workers were not replaced, and those that run go on: %s", error)
+            log.error("prefill workers were not replaced; running ones continue: %s", error)
         else:
             with suppress(OSError):  # the output's disk may be full
                 print("replaced all prefill workers", flush=True)

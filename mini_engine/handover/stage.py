@@ -1,7 +1,7 @@
-"""Lesson 19. Who owns a buffer: memory that two processes share, and the rules by which its buffers change hands.
+"""Lesson 19. Ownership of buffers: memory that two processes share, and the rules by which buffers change hands.
 
-A buffer holds the K and V of one block on its way from the process that computed it, the sender, to the one that asked
-for it, the receiver. The memory is the receiver's, and so is this account of it. Lending a buffer gives up the right to
+A buffer holds the K and V of one block in transit from the process that computed it, the sender, to the one that asked
+for it, the receiver. The receiver owns the memory and keeps this account of it. Lending a buffer gives up the right to
 touch it; only the sender's word, or its death, gives that back. So a cancelled request's buffers are not free yet:
 
     FREE ── lend ──> LENT ── fill ──> FILLED ── take ──> FREE
@@ -17,7 +17,7 @@ from mini_engine.ranks.shared_block import SharedBlock
 
 
 class State(Enum):
-    """Of a buffer. LENT and OWED ones are the sender's; what is in a FILLED one is complete."""
+    """A buffer's state. LENT and OWED ones belong to the sender; a FILLED one is complete."""
 
     FREE = "free"
     LENT = "lent"
@@ -26,7 +26,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to a buffer. FILL and END are the sender's words, LOSE is its death; the others are ours."""
+    """An event in a buffer's life. The sender reports FILL and END; LOSE is its death; the rest are the receiver's."""
 
     LEND = "lend"
     FILL = "fill"
@@ -53,31 +53,31 @@ TRANSITIONS = {
 
 
 class BrokenProtocol(RuntimeError):
-    """Something happened to a buffer that cannot happen in its state: the other side is not to be trusted."""
+    """An event that is impossible in the buffer's state: the other side cannot be trusted."""
 
 
 class Buffers:
-    """The states of `num_buffers` buffers. Each change is allowed for all of its buffers, or none is changed."""
+    """The states of `num_buffers` buffers. Each change applies to all of its buffers or to none."""
 
     def __init__(self, num_buffers: int) -> None:
         self.states = [State.FREE] * num_buffers
         self.free = list(range(num_buffers - 1, -1, -1))
 
     def count(self, state: State) -> int:
-        """Return how many buffers are in a state."""
+        """Return the number of buffers in a state."""
         return self.states.count(state)
 
     def lend(self, num_buffers: int) -> list[int] | None:
-        """Lend the sender free buffers. Return which; None, and lend none, if there are too few."""
+        """Lend the sender free buffers and return them. If there are too few, lend none and return None."""
         if num_buffers > len(self.free):
             return None
         return self.happen(Event.LEND, [self.free[-1 - index] for index in range(num_buffers)])
 
     def happen(self, event: Event, buffers: Sequence[int]) -> list[int]:
-        """Let an event happen to buffers; return them.
+        """Apply an event to buffers; return them.
 
         Raises:
-            BrokenProtocol: it cannot happen to one of them; nothing was changed.
+            BrokenProtocol: the event is impossible for one of them; nothing was changed.
         """
         after = [TRANSITIONS.get((self.states[buffer], event)) for buffer in buffers]
         for buffer, state in zip(buffers, after, strict=True):
@@ -115,6 +115,6 @@ class Stage:
         self.memory[start : start + len(payload)] = memoryview(payload).cast("B")
 
     def read(self, buffer: int, num_bytes: int | None = None) -> memoryview:
-        """Return a view of the first `num_bytes` bytes of a buffer, by default of all."""
+        """Return a view of the first `num_bytes` bytes of a buffer, by default all of them."""
         start = buffer * self.buffer_bytes
         return self.memory[start : start + (self.buffer_bytes if num_bytes is None else num_bytes)]

@@ -1,7 +1,7 @@
-"""Lesson 19. The receiver's account of transfers: what was asked for, how far it is, and whose the buffers are.
+"""Lesson 19. The receiver's account of transfers: blocks requested, progress, and ownership of the buffers.
 
-Two threads use it. The engine's asks, takes and cancels; another one reports what the senders say. A condition protects
-it, and wakes the engine where that waits for news.
+Two threads use it. The engine's asks, takes and cancels; another one reports the senders' messages. A condition
+protects it and wakes the engine when it waits for news.
 """
 
 import threading
@@ -14,12 +14,12 @@ from mini_engine.handover.stage import BrokenProtocol, Buffers, Event
 
 @dataclass(eq=False)
 class Transfer:
-    """Blocks start … stop - 1 of a prompt, on their way from a sender.
+    """Blocks start … stop - 1 of a prompt, in transit from a sender.
 
     sender: its number. buffers: one for each block, then those of extras.
-    num_filled: how many of them are complete, the first ones.
-    owed: those that were not complete when the transfer was given up; the sender may still write into them.
-    has_ended: the sender writes into none of them any more. error: why, if it could not fill all.
+    num_filled: the number of leading buffers that are complete.
+    owed: those that were not complete when the transfer was cancelled; the sender may still write to them.
+    has_ended: the sender no longer writes to any of them. error: why, if it could not fill all.
     """
 
     id: int
@@ -35,12 +35,12 @@ class Transfer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything has arrived."""
+        """True if everything has arrived."""
         return self.num_filled == len(self.buffers)
 
     @property
     def is_open(self) -> bool:
-        """Whether more may arrive."""
+        """True if more may arrive."""
         return not self.is_whole and not self.has_ended
 
 
@@ -48,8 +48,8 @@ class Transfers:
     """All transfers over one stage.
 
     Attributes:
-        buffers: who owns which. of_id: the transfers that have buffers.
-        news: notified at each message, and at the loss of a sender.
+        buffers: the owner of each buffer. of_id: the transfers that have buffers.
+        news: notified at each message and at the loss of a sender.
     """
 
     def __init__(self, num_buffers: int) -> None:
@@ -59,7 +59,7 @@ class Transfers:
         self._last_id = 0
 
     def ask(self, sender: int, start: int, stop: int, num_extra: int) -> Transfer | None:
-        """Lend a sender buffers for a new transfer. None, and nothing is lent, if there are too few."""
+        """Lend a sender buffers for a new transfer. If there are too few, lend none and return None."""
         with self.news:
             buffers = self.buffers.lend(stop - start + num_extra)
             if buffers is None:
@@ -69,10 +69,10 @@ class Transfers:
             return transfer
 
     def fill(self, sender: int, transfer_id: int, num_buffers: int) -> None:
-        """Note the sender's word that the first `num_buffers` buffers of a transfer are complete.
+        """Note that the sender reports the first `num_buffers` buffers of a transfer as complete.
 
         Raises:
-            BrokenProtocol: they are not the sender's to fill.
+            BrokenProtocol: the sender was not lent them.
         """
         with self.news:
             transfer = self.of_id.get(transfer_id)
@@ -85,15 +85,15 @@ class Transfers:
             self.news.notify_all()
 
     def end(self, sender: int, transfer_id: int, error: str = "") -> None:
-        """Note the sender's word that it writes into none of a transfer's buffers any more."""
+        """Note that the sender reports that it no longer writes to a transfer's buffers."""
         with self.news:
             transfer = self.of_id.get(transfer_id)
-            if transfer is not None and transfer.sender == sender:  # otherwise it was whole, and has been taken
+            if transfer is not None and transfer.sender == sender:  # otherwise it was complete and has been taken
                 self._end(transfer, Event.END, error)
             self.news.notify_all()
 
     def lose(self, sender: int, why: str) -> int:
-        """Note that a sender is dead, and writes no more. Return how many of its transfers will not be whole."""
+        """Note that a sender is dead. Return the number of its transfers that will stay incomplete."""
         with self.news:
             lost = [one for one in self.of_id.values() if one.sender == sender and not one.has_ended]
             for transfer in lost:
@@ -102,13 +102,13 @@ class Transfers:
             return sum(not transfer.is_whole and not transfer.owed for transfer in lost)
 
     def take(self, transfer: Transfer) -> None:
-        """Give back the buffers of a transfer that is not open any more: their contents have been copied."""
+        """Free the buffers of a transfer that is no longer open: their contents have been copied."""
         with self.news:
             self.buffers.happen(Event.TAKE, transfer.buffers[: transfer.num_filled])
             del self.of_id[transfer.id]
 
     def cancel(self, transfer: Transfer) -> bool:
-        """Give up a transfer. Return whether the sender must be told; until it has answered, it is owed the rest."""
+        """Cancel a transfer. Return True if the sender must be told; until it confirms, it owes the other buffers."""
         with self.news:
             self.buffers.happen(Event.CANCEL, transfer.buffers[: transfer.num_filled])
             if not transfer.is_open:
@@ -119,17 +119,17 @@ class Transfers:
 
     @property
     def any_lent(self) -> bool:
-        """Whether a sender has buffers now."""
+        """True if a sender has buffers now."""
         with self.news:
             return any(not transfer.has_ended and not transfer.is_whole for transfer in self.of_id.values())
 
     def wait(self, seconds: float) -> None:
-        """Wait for news, at most so long."""
+        """Wait for news, at most `seconds`."""
         with self.news:
             self.news.wait(seconds)
 
     def num_open(self, sender: int) -> int:
-        """Return how many transfers the sender has not ended, cancelled ones included."""
+        """Return the number of transfers that the sender has not ended, cancelled ones included."""
         with self.news:
             return sum(one.sender == sender and not one.has_ended for one in self.of_id.values())
 

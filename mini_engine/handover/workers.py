@@ -1,8 +1,8 @@
-"""Lesson 19. The receiver's view of prefill workers: starts them, hears them, notices their end, and replaces them.
+"""Lesson 19. The receiver's side of prefill workers: starts them, reads their messages, and replaces lost ones.
 
-A worker that has died, or was stopped and gave no sign of life, is killed before its buffers are used again: one that
-woke up later would write into them. Then its transfers end, and another worker takes its place. If that one cannot
-start, or ends soon, too, there are further tries, after pauses that grow.
+A worker that has died or sends no heartbeat is killed before its buffers are reused: a stopped one that woke up later
+would write into them. Then its transfers end, and another worker takes its place. If that one cannot start, or soon
+ends too, it is retried with growing pauses.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from mini_engine.ranks.pulse import TICK_SECONDS
 from mini_engine.ranks.shared_block import SharedBlock
 from mini_engine.tiers.keys import chain
 
-MOST_LOSSES = 3  # in a row, without a transfer that was whole: from then on there is a pause before the next start
+MOST_LOSSES = 3  # in a row, without a complete transfer in between: from then on there is a pause before the next start
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds; each pause is twice the one before
 
 log = logging.getLogger(__name__)
@@ -35,15 +35,15 @@ log = logging.getLogger(__name__)
 class PrefillWorkers:
     """Processes that compute prompts, all over one block of shared memory.
 
-    torch's threads are divided among this process and the workers as long as they run.
+    As long as they run, torch's threads are divided between this process and the workers.
 
     Args:
-        build: makes a worker's engine, in its process: `Seat.build`.
+        build: creates a worker's engine in its process; see `Seat.build`.
         block: the memory of the buffers.
-        policy: chooses the worker of a prompt, by its blocks: lesson 13's.
+        policy: chooses the worker for a prompt by its blocks; one of lesson 13's.
 
     Attributes:
-        handles: the workers that take prompts, by number. A number is never used twice.
+        handles: the workers that take prompts, by number. A number is never reused.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class PrefillWorkers:
             raise
 
     def meet(self, layout: Layout, transfers: Transfers) -> None:
-        """Shake hands with all workers: wait until they are ready, and compare what they say with this layout.
+        """Shake hands with all workers: wait until they are ready, and compare their layouts with this one.
 
         Raises:
-            UserError: one cannot start, or its buffers would have other contents; all have been ended.
+            UserError: one cannot start or has another layout; all have been ended.
         """
         self.layout, self.transfers = layout, transfers
         try:
@@ -86,10 +86,10 @@ class PrefillWorkers:
             self._listen(handle)
         threading.Thread(target=self._watch, name="prefill-pulse", daemon=True).start()
 
-    # ---------------------------------------------------------------- what the connector asks for
+    # ---------------------------------------------------------------- called by the connector
 
     def choose(self, tokens: array, namespace: Hashable) -> int | None:
-        """Return the number of the worker that a prompt should go to; None if there is none."""
+        """Return the number of the worker for a prompt; None if there is no worker."""
         loads = {number: float(self._account.num_open(number)) for number in list(self.handles)}
         if not loads:
             return None
@@ -100,7 +100,7 @@ class PrefillWorkers:
         return number
 
     def send(self, sender: int, message: Ask | Cancel) -> None:
-        """Send a worker a message. If it is lost, its transfers are ended instead."""
+        """Send a message to a worker. If the worker is lost, end its transfers instead."""
         handle = self.handles.get(sender) or self.leaving.get(sender)
         if handle is None:
             self._account.lose(sender, "the worker is gone")
@@ -108,7 +108,7 @@ class PrefillWorkers:
             handle.send(message)
 
     def close(self) -> None:
-        """End all workers, whatever they do. Idempotent."""
+        """End all workers, whatever they are doing. Idempotent."""
         self.closed.set()
         with self.changing:
             handles = [*self.handles.values(), *self.leaving.values()]
@@ -120,12 +120,12 @@ class PrefillWorkers:
     # ---------------------------------------------------------------- a worker's life
 
     def replace_all(self) -> None:
-        """Replace the workers one by one. Each new one is ready before an old one leaves, which ends what it has begun.
+        """Replace the workers one by one. Each new one is ready before an old one leaves, which first drains.
 
-        If some were lost and not replaced, new ones take their places, too.
+        Workers that were lost and not yet replaced are replaced too.
 
         Raises:
-            UserError, OSError: a new one cannot start; the old ones stay.
+            UserError, OSError: a new worker cannot start; the old ones stay.
         """
         self.losses_in_a_row = 0
         old = list(self.handles)
@@ -138,7 +138,7 @@ class PrefillWorkers:
         return Handle(self._last_number, seat, mp.get_context("spawn"))
 
     def _add_new(self, instead_of: int | None = None) -> None:
-        """Start a worker, shake hands and let it take prompts, in the place of another one or of one that was lost."""
+        """Start a worker, shake hands and let it take prompts, in place of `instead_of` or of a lost one."""
         assert self.layout is not None
         handle = self._start()
         try:
@@ -152,7 +152,7 @@ class PrefillWorkers:
             is_needed = not self.closed.is_set() and len(self.handles) < self.num_workers
             if is_needed:
                 self.handles[handle.number] = handle
-        if not is_needed:  # the one that it was to replace was lost meanwhile, and has been replaced
+        if not is_needed:  # the old worker was lost meanwhile and has been replaced
             handle.kill()
             return
         self._listen(handle)
@@ -164,14 +164,14 @@ class PrefillWorkers:
         threading.Thread(target=self._hear, args=(handle,), name=name, daemon=True).start()
 
     def _hear(self, handle: Handle) -> None:
-        """Carry out what a worker says, until its end."""
+        """Carry out a worker's messages until its end."""
         why = "has ended"
         with suppress(EOFError, OSError):
             try:
                 while True:
                     self._note(handle, handle.receive())
             except BrokenProtocol as error:
-                why = f"has broken the protocol ({error})"
+                why = f"broke the protocol ({error})"
         self._lose(handle, why)
 
     def _note(self, handle: Handle, message: object) -> None:
@@ -184,14 +184,14 @@ class PrefillWorkers:
                 self.losses_in_a_row = 0
 
     def _watch(self) -> None:
-        """Give signs of life, and look for those of the workers."""
+        """Send heartbeats, and check those of the workers."""
         while not self.closed.wait(TICK_SECONDS):
             for handle in [*self.handles.values(), *self.leaving.values()]:
                 if seconds := handle.seconds_silent():
-                    self._lose(handle, f"gave no sign of life for {seconds:g} s")
+                    self._lose(handle, f"sent no heartbeat for {seconds:g} s")
 
     def _lose(self, handle: Handle, why: str) -> None:
-        """Kill a worker, end its transfers and have another one take its place, unless it was leaving."""
+        """Kill a worker, end its transfers and replace it, unless it was leaving."""
         with self.changing:
             is_first, handle.is_lost = not handle.is_lost, True
         if not is_first or self.closed.is_set():
@@ -211,7 +211,7 @@ class PrefillWorkers:
             threading.Thread(target=self._replace_lost, name="prefill-start", daemon=True).start()
 
     def _replace_lost(self) -> None:
-        """Start a worker in the place of one that was lost, until one takes prompts."""
+        """Start workers in place of a lost one until one takes prompts."""
         failures = max(0, self.losses_in_a_row - MOST_LOSSES + 1)
         if failures:
             why = f"prefill workers have ended {self.losses_in_a_row} times in a row"
@@ -226,7 +226,7 @@ class PrefillWorkers:
 
     @property
     def num_away(self) -> int:
-        """How many workers are missing: lost, and not replaced so far."""
+        """The number of workers that are missing: lost and not yet replaced."""
         return self.num_workers - len(self.handles)
 
     @property
@@ -236,5 +236,5 @@ class PrefillWorkers:
 
 
 def pause_after(failures: int) -> float:
-    """Return the seconds to wait before the next start, after so many that failed in a row."""
+    """Return the seconds to wait before the next start after `failures` failed ones in a row."""
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures - 1, 10)) if failures else 0.0

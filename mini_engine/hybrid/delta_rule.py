@@ -1,7 +1,7 @@
 """Lesson 11. The gated delta rule (Yang et al., 2024, arXiv:2412.06464): a memory of fixed size.
 
-A head's state S `[D_k, D_v]` maps keys to values. Each token lets it fade, reads what it has for the token's key,
-writes part of the difference to the token's value, and reads it with the token's query:
+A head's state S `[D_k, D_v]` maps keys to values. Each token lets it fade, reads the value stored for the token's key,
+writes part of the difference to the token's value, and reads the state with the token's query:
 
     S = S * exp(g)                          g <= 0: how much is forgotten
     S = S + k (beta * (v - S^T k))^T        beta in 0 … 1: how much of the difference is written
@@ -20,7 +20,7 @@ L2_EPS = 1e-6
 
 
 def l2norm(x: Tensor) -> Tensor:
-    """Return x with every vector of the last dimension at length 1."""
+    """Return x with every vector along the last dimension normalized to length 1."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + L2_EPS)
 
 
@@ -63,8 +63,8 @@ def chunk_scan(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: 
 
 def _round(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """Advance a state by up to CHUNK tokens. q, k `[H, T, D_k]`; v `[H, T, D_v]`; g, beta `[H, T]`."""
-    faded = g.cumsum(-1)  # the logarithm of what is left of the state after each token
-    between = (faded[:, :, None] - faded[:, None, :]).tril().exp().tril()  # what is left of token j's write at token i
+    faded = g.cumsum(-1)  # the logarithm of the share of the state left after each token
+    between = (faded[:, :, None] - faded[:, None, :]).tril().exp().tril()  # the share of j's write left at token i
     k_beta = k * beta[..., None]
     system = (k_beta @ k.mT) * between
     start = k_beta * faded.exp()[..., None]  # how each token's key reads the state before the round
@@ -76,7 +76,7 @@ def _round(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tens
 
 
 def advance_conv(kept: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Put a step's inputs behind the last K - 1 before them.
+    """Append a step's inputs to the K - 1 inputs before them.
 
     Args:
         kept: `[..., C, K - 1]`, the latest input last; zeros before a text's first token.
@@ -97,7 +97,7 @@ def causal_conv(window: Tensor, weight: Tensor) -> Tensor:
         weight: `[C, K]`.
 
     Returns:
-        `[..., T, C]` float32, whatever the dtypes: what the delta rule reads is not rounded on the way there.
+        `[..., T, C]` float32, whatever the dtypes, so that nothing is rounded before the delta rule reads it.
     """
     taps = weight.shape[1]
     count = window.shape[-2] - taps + 1

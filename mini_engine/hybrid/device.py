@@ -1,7 +1,7 @@
 """Lesson 11. States for lesson 10's device loop: a request's row in the table is its slot in the state pool.
 
-A row that is handed out begins with a state of zeros, and padding rows, which are row 0, write their states into slot
-0. `generate_on_device` runs as it is.
+A row starts with a state of zeros when it is handed out; padding rows, which are row 0, write their states into slot 0.
+`generate_on_device` runs unchanged.
 """
 
 from collections.abc import Sequence
@@ -27,23 +27,23 @@ class RowStates:
         self.config, self.states = config, states
 
     def store(self, pool: KvPool) -> HybridKv:
-        """Return both pools behind the model's three calls."""
+        """Return a store over both pools, with the model's three calls."""
         return HybridKv(self.config, pool, self.states)
 
     def check(self, num_rows: int) -> None:
         """Raise UserError unless the pool has a working slot for every row."""
         if num_rows > self.states.max_reqs:
             raise UserError(
-                f"the table has {num_rows} rows and the state pool {self.states.max_reqs} working slots; a row needs "
-                "the slot with its number"
+                f"the table has {num_rows} rows and the state pool {self.states.max_reqs} working slots; each row "
+                "needs the slot with its number"
             )
 
     def begin(self, row: int) -> None:
-        """Zero the row's state, whatever the request before left there."""
+        """Zero the state that the previous request left in the row."""
         self.states.reset_states([row])
 
     def complete(self, meta: ForwardMeta, rows: Tensor, lengths: Sequence[int] | None) -> HybridMeta:
-        """Add the rows as state slots. A decode step needs no length, so nothing waits for the device."""
+        """Add the rows as state slots. A decode step needs no lengths, so nothing waits for the device."""
         if lengths is None:
             return HybridMeta(**shallow(meta), single_rows=None, single_slots=rows)
         return with_states(meta, [[row] for row in rows.tolist()], lengths)

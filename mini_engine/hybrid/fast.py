@@ -1,7 +1,7 @@
-"""Lesson 11. A hybrid with lesson 9's linear layers: packed matrices, joined where they have one input.
+"""Lesson 11. A hybrid with lesson 9's linear layers: packed matrices, joined where they share an input.
 
 With packed matrices half a layer is one call of `native.py`: feed-forward always, a delta net in decode steps. Prompts
-take the store's own scan. Attention stays as it is.
+use the store's own scan. Attention is unchanged.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,7 +32,7 @@ Pack = Callable[[Tensor, Tensor | None], nn.Module]
 
 
 class FastHybridForCausalLM(CausalLM):
-    """The model that `speed_up_hybrid` returns. `head` turns normed rows into logits; torch has no native step."""
+    """The model that `speed_up_hybrid` returns. `head` turns normed rows into logits; torch's has no native step."""
 
     def __init__(self, model: CausalLM, head: nn.Module, native_step: NativeStep | None) -> None:
         super().__init__(model.config, model.model)
@@ -88,7 +88,7 @@ class FastDeltaNet(nn.Module):
 
 
 class PackedDeltaNet(nn.Module):
-    """The first half of a layer with a delta net. In a decode step all of it is one call."""
+    """The first half of a layer with a delta net. In a decode step it is a single call."""
 
     def __init__(self, layer: HybridDecoderLayer, pack: Pack, heads: int) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class PackedDeltaNet(nn.Module):
 
 
 class PackedFeedForward(nn.Module):
-    """The second half of a layer in one call."""
+    """The second half of a layer, in one call."""
 
     def __init__(self, layer: HybridDecoderLayer, pack: Pack, step: NativeStep) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class PackedFeedForward(nn.Module):
 
 
 class PackedHybridLayer(nn.Module):
-    """A decoder layer in halves, which add their results to x in place wherever one call computes them."""
+    """A decoder layer in two halves. A half that is one call adds its result to x in place."""
 
     def __init__(self, layer: HybridDecoderLayer, pack: Pack, heads: int, step: NativeStep) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def joined(*linears: nn.Linear) -> Tensor:
 
 
 class FastNorm(nn.Module):
-    """A zero-centred norm in one operation, in float32; `1 + weight` is added up once."""
+    """A zero-centred norm in one operation, in float32; `1 + weight` is computed once."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class FastNorm(nn.Module):
 def speed_up_hybrid(
     model: HybridForCausalLM | FastHybridForCausalLM, backend: str = "auto", exchange: Exchange = WHOLE
 ) -> FastHybridForCausalLM:
-    """Return a fast model that takes over the weights of `model`, which cannot run afterwards.
+    """Return a fast model that takes over the weights of `model`; `model` cannot run afterwards.
 
     Args:
         backend: "packed" (lesson 9's C++), "torch", or "auto": the first that works on this machine.
@@ -192,13 +192,13 @@ def speed_up_hybrid(
 
 
 def _with_torch(model: HybridForCausalLM, exchange: Exchange) -> FastHybridForCausalLM:
-    """Use torch's layers, joined where they have one input."""
+    """Use torch's layers, joined where they share an input."""
     join_layers(model, TorchLinear, exchange)
     return FastHybridForCausalLM(model, TorchLinear(model.head_weight.data), None)
 
 
 def join_layers(model: HybridForCausalLM, pack: Pack, exchange: Exchange) -> None:
-    """Replace the matrices of all layers, joined where they have one input, and fuse the norms."""
+    """Replace the matrices of all layers, joined where they share an input, and fuse the norms."""
     heads = model.config.linear_num_value_heads
     for layer in cast(Iterable[HybridDecoderLayer], model.model.layers):
         layer.mlp = FastSwiGLU(cast(SwiGLU, layer.mlp), pack, exchange)
@@ -210,7 +210,7 @@ def join_layers(model: HybridForCausalLM, pack: Pack, exchange: Exchange) -> Non
 
 
 def _with_packed(model: HybridForCausalLM, functions: native.Functions, exchange: Exchange) -> FastHybridForCausalLM:
-    """Use lesson 9's packed layers. A tied head is also the embedding, which reads its rows out of the tiles."""
+    """Use lesson 9's packed layers. A tied head is also the embedding, which reads its rows from the tiles."""
     step = NativeStep(model.config, model.dtype)
     head = PackedLinear(functions, model.head_weight.data)
     if model.config.tie_word_embeddings:
@@ -219,7 +219,7 @@ def _with_packed(model: HybridForCausalLM, functions: native.Functions, exchange
     def pack(weight: Tensor, bias: Tensor | None) -> nn.Module:
         return PackedLinear(functions, weight, bias)
 
-    if exchange is not WHOLE:  # half a layer in one call would leave no room for it
+    if exchange is not WHOLE:  # the exchange comes in the middle of such a call
         join_layers(model, pack, exchange)
         return FastHybridForCausalLM(model, head, step)
     heads, loaded = model.config.linear_num_value_heads, cast(Iterable[HybridDecoderLayer], model.model.layers)
@@ -229,7 +229,7 @@ def _with_packed(model: HybridForCausalLM, functions: native.Functions, exchange
 
 
 def replace_rest(model: HybridForCausalLM, pack: Pack) -> None:
-    """Pack the linear layers that remain, those of attention, and fuse the norms."""
+    """Pack the remaining linear layers, those of attention, and fuse the norms."""
     for module in list(model.model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
@@ -239,5 +239,5 @@ def replace_rest(model: HybridForCausalLM, pack: Pack) -> None:
 
 
 def native_step_for(model: nn.Module) -> NativeStep | None:
-    """Return the C++ step of delta nets if the model's layers are packed, otherwise None: the store has its own."""
+    """Return the C++ step of delta nets if the model's layers are packed; None: the store uses its own."""
     return model.native_step if isinstance(model, FastHybridForCausalLM) else None

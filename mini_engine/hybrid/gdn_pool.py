@@ -4,8 +4,8 @@
     slots 1 … max_reqs                working slots, one for each running request: its row in lesson 10's ReqToTokenPool
     the max_track_slots behind them   checkpoints: copies of states, for requests with the same beginning
 
-The pool hands out only the last kind itself. Names and methods are those of pymllm's GDNPool; the recurrent state is
-`[H_v, D_k, D_v]` throughout.
+The pool itself hands out only checkpoints. Names and methods are those of pymllm's GDNPool; the recurrent state is
+always `[H_v, D_k, D_v]`.
 """
 
 from collections.abc import Sequence
@@ -95,13 +95,13 @@ class GdnPool(TrackSlots):
         return self.recurrent_state[gdn_layer_idx], self.conv_state[gdn_layer_idx]
 
     def reset_states(self, slots: Sequence[int] | Tensor) -> None:
-        """Set both states of these slots, recurrent and conv, to zero in every layer: as before a text's first token.
+        """Zero both states of these slots, recurrent and conv, in every layer: the state before a text's first token.
 
-        In place, in the tensors that the pool began with: recorded steps and views of a layer go on reading them. Slot
-        0, padding, may be reset too. No slots at all change nothing.
+        In place: recorded steps and views of a layer keep reading the pool's original tensors. Slot 0, padding, may be
+        reset too. With no slots, a no-op.
 
         Args:
-            slots: numbers or a tensor of any integer dtype; `_index` turns either into a tensor, and checks it.
+            slots: numbers or a tensor of any integer dtype; `_index` turns either into a tensor and checks it.
 
         Raises:
             ValueError: a slot is not in the pool, 0 … num_slots - 1; no slot was changed.

@@ -15,17 +15,17 @@ from mini_engine.kv.block_tensor import ForwardMeta
 
 
 class SlotRows:
-    """Where each row's state is. Rows of padding advance the state in slot 0, which is never handed out.
+    """The state slot of each row. Padding rows advance the state in slot 0, which is never handed out.
 
     Args:
-        slots_of: names a running request's slots, by its id, its own first.
+        slots_of: returns a running request's slots for its id, its own first.
     """
 
     def __init__(self, slots_of: SlotsOf) -> None:
         self.slots_of = slots_of
 
     def tables(self, max_rows: int, max_blocks: int) -> list[Table]:
-        """Return the shape of the slots: one for each row."""
+        """Return one tensor's shape and dtype: a slot for each row."""
         return [Table((max_rows,), torch.int64)]
 
     def fill(self, tensors: Sequence[Tensor], chunks: Sequence[Chunk], meta: ForwardMeta, size: int) -> None:

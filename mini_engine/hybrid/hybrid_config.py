@@ -21,7 +21,7 @@ from mini_engine.hybrid.layer_types import FULL, LINEAR
 class HybridConfig(Qwen3Config):
     """The shape of a dense hybrid model. Fields have the names they have in config.json.
 
-    rotary_dim: how many dimensions of a head RoPE rotates, `head_dim * partial_rotary_factor`; the rest pass unchanged.
+    rotary_dim: the dimensions of a head that RoPE rotates, `head_dim * partial_rotary_factor`; the rest pass unchanged.
     """
 
     has_states: ClassVar[bool] = True
@@ -37,32 +37,32 @@ class HybridConfig(Qwen3Config):
 
     @property
     def num_full_layers(self) -> int:
-        """Layers with K and V."""
+        """The number of layers with K and V."""
         return self.layer_types.count(FULL)
 
     @property
     def num_gdn_layers(self) -> int:
-        """Layers with a state: gated delta nets."""
+        """The number of layers with a state: gated delta nets."""
         return self.layer_types.count(LINEAR)
 
     @property
     def key_dim(self) -> int:
-        """Numbers in all of a token's keys in a delta net: H_k * D_k."""
+        """The size of all of a token's keys in a delta net, in elements: H_k * D_k."""
         return self.linear_num_key_heads * self.linear_key_head_dim
 
     @property
     def value_dim(self) -> int:
-        """Numbers in all of a token's values in a delta net: H_v * D_v."""
+        """The size of all of a token's values in a delta net, in elements: H_v * D_v."""
         return self.linear_num_value_heads * self.linear_value_head_dim
 
     @property
     def conv_dim(self) -> int:
-        """Channels of the convolution: queries, keys and values, which all pass through it."""
+        """The channels of the convolution, through which queries, keys and values all pass."""
         return 2 * self.key_dim + self.value_dim
 
     @property
     def kv_config(self) -> Qwen3Config:
-        """The shape as a KV pool sees it: only the layers with K and V."""
+        """The shape for a KV pool: only the layers with K and V."""
         return dataclasses.replace(self, num_hidden_layers=self.num_full_layers)
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
@@ -77,12 +77,12 @@ class HybridConfig(Qwen3Config):
 
     @classmethod
     def from_dir(cls, directory: Path) -> "HybridConfig":
-        """Read config.json of a checkpoint directory, and what generation_config.json adds if it exists.
+        """Read config.json of a checkpoint directory, and generation_config.json if it exists.
 
         Raises:
             UserError: it is not a dense hybrid text model, or a value is missing or impossible.
         """
-        from mini_engine.hybrid.schema import read_hybrid, text_settings  # its library is needed only here
+        from mini_engine.hybrid.schema import read_hybrid, text_settings  # pydantic-core is needed only here
 
         path = directory / "config.json"
         text = text_settings(read_json(path), path)

@@ -1,16 +1,16 @@
-"""Lesson 11. The hybrid model (Qwen3.5's text model, dense), written once: it names no store and no lesson's classes.
+"""Lesson 11. The hybrid model (Qwen3.5's text model, dense), independent of the store and of any lesson's classes.
 
-Three layers of four are gated delta nets, the others attention. A delta net asks the store for one thing more than
-lesson 0's attention does, and prefill, chunks and decode are the same call:
+Three of four layers are gated delta nets, the others attention. A delta net needs one call of the store in addition to
+lesson 0's two, the same for prefill, chunks and decode:
 
     kv.scan(layer, qkv, g, beta, conv_weight, meta) -> out      # qkv [T, conv_dim]; g, beta [T, H_v]; out [T, H_v, D_v]
 
-The store convolves each sequence's qkv behind the last inputs it has kept, advances each sequence's state by its tokens
-and keeps both. Layers are counted by kind: an attention layer has its index among the attention layers, a delta net its
-index among the delta nets.
+The store convolves each sequence's qkv together with the last inputs it has kept, advances each sequence's state by its
+tokens and keeps both. Layers are counted by kind: an attention layer's index is among the attention layers, a delta
+net's among the delta nets.
 
 Three things differ from Qwen3's attention: RoPE rotates only the first `rotary_dim` dimensions of a head, q_proj also
-yields a gate for every head, and the weight of a norm is what is added to 1.
+yields a gate for every head, and a norm scales by 1 + weight.
 """
 
 from typing import Any, Protocol
@@ -26,13 +26,13 @@ from mini_engine.model.qwen3 import KvStore, Qwen3ForCausalLM
 
 
 class HybridStore(KvStore, Protocol):
-    """What the model asks of a store: lesson 0's two calls for attention, and one for delta nets."""
+    """The store that the model needs: lesson 0's two calls for attention, and one for delta nets."""
 
     def scan(self, layer: int, qkv: Tensor, g: Tensor, beta: Tensor, conv_weight: Tensor, meta: Any) -> Tensor: ...
 
 
 class ZeroCentredRMSNorm(nn.Module):
-    """RMSNorm with a weight around 0: x / rms(x) * (1 + weight), in float32 throughout and cast once, at the end."""
+    """RMSNorm with weights around 0: x / rms(x) * (1 + weight), in float32 throughout and cast once, at the end."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class ZeroCentredRMSNorm(nn.Module):
 
 
 class GatedRMSNorm(nn.Module):
-    """RMSNorm of a delta net's output heads, times SiLU of the gate, cast once. Its weight is around 1."""
+    """RMSNorm of a delta net's output heads, times SiLU of the gate, cast once. Its weights are around 1."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class GatedAttention(nn.Module):
 
 
 def rope_angles(positions: Tensor, config: HybridConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the cosine and sine of every position's angles, each `[T, rotary_dim]`: every angle twice."""
+    """Return the cosine and sine of every position's angles, each `[T, rotary_dim]`, every angle twice."""
     dim = config.rotary_dim
     exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=positions.device) / dim
     angles = positions[:, None].float() * (1.0 / config.rope_theta**exponents)
@@ -108,7 +108,7 @@ class GatedDeltaNet(nn.Module):
     """Linear attention with a state per value head (Yang et al., 2024, arXiv:2412.06464).
 
     A_log, dt_bias: `[H_v]`; how fast each head forgets. g = -exp(A_log) * softplus(a + dt_bias) is the logarithm of
-    what is left of the state after a token.
+    the share of the state that a token leaves.
     """
 
     def __init__(self, config: HybridConfig, index: int) -> None:
@@ -135,7 +135,7 @@ class GatedDeltaNet(nn.Module):
 
 
 class ConvWeight(nn.Module):
-    """The weight of a depthwise convolution, `[channels, 1, taps]`; the store, which has the inputs, applies it."""
+    """The weight of a depthwise convolution, `[channels, 1, taps]`; applied by the store, which has the inputs."""
 
     def __init__(self, channels: int, taps: int) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class ConvWeight(nn.Module):
 
 
 class HybridDecoderLayer(nn.Module):
-    """A mixer, attention or delta net, then feed-forward; each reads a normalized x, and its result is added to x."""
+    """A mixer, attention or delta net, then feed-forward; each reads a normalized x and adds its result to x."""
 
     def __init__(self, config: HybridConfig, layer_idx: int) -> None:
         super().__init__()

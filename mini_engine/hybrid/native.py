@@ -1,4 +1,4 @@
-"""Lesson 11. Python's view of `hybrid_layers.cpp`: the step of delta nets, and halves of layers around it."""
+"""Lesson 11. Python bindings of `hybrid_layers.cpp`: the step of delta nets, and halves of layers around it."""
 
 import ctypes
 import functools
@@ -32,7 +32,7 @@ class StepSizes(ctypes.Structure):
 
 
 class Gates(ctypes.Structure):
-    """What a whole delta net needs besides; `gdn_step.h` has the same struct."""
+    """Further inputs of a full delta-net call; `gdn_step.h` has the same struct."""
 
     _fields_ = (*((name, c_void_p) for name in ("z", "b", "a", "rate", "dt_bias", "norm")), ("eps", c_float))
 
@@ -70,7 +70,7 @@ class NativeStep:
     """Advances states by one token: alone, with the same arguments as `HybridKv`'s own step, or in a layer.
 
     Raises:
-        UserError: there is no function for this dtype, or it cannot be built here.
+        UserError: the dtype is not supported, or the library cannot be built here.
     """
 
     def __init__(self, config: HybridConfig, dtype: torch.dtype) -> None:
@@ -161,14 +161,14 @@ class NativeStep:
             raise ValueError(f"state slots {slots.tolist()} are not all in 0 … {len(conv) - 1}")
 
     def check_rows(self, rows: Tensor, shape: list[int]) -> None:
-        """Raise ValueError unless the rows have this shape and the model's dtype, and each lies in one piece."""
+        """Raise ValueError unless the rows have this shape and the model's dtype, and each is contiguous."""
         if list(rows.shape) != shape or rows.dtype != self.dtype or rows.stride(1) != 1:
             raise ValueError(f"the rows are {rows.dtype} {list(rows.shape)}; they must be {self.dtype} {shape}")
 
 
 @functools.cache
 def _library() -> ctypes.CDLL | UserError:
-    """Return the library, or the reason why there is none: a process does not repeat a failed build."""
+    """Return the library, or the error of its build: a process does not repeat a failed build."""
     try:
         return find_or_build(SOURCES, _open)
     except UserError as why:

@@ -1,4 +1,4 @@
-"""Lesson 11. The plan of a step for a hybrid model: lesson 5's, and the state slot of every request."""
+"""Lesson 11. Plans a step for a hybrid model: lesson 5's plan, and the state slot of every request."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -19,7 +19,7 @@ class HybridPlan:
     """Plans a step as lesson 5 does, and adds state slots.
 
     Args:
-        slots_of: names a running request's slots, by its id: its own, and one more for each draft (`StateMemory`).
+        slots_of: returns a running request's slots for its id: its own, and one more for each draft (`StateMemory`).
     """
 
     def __init__(self, slots_of: SlotsOf) -> None:
@@ -68,5 +68,5 @@ def tensor(values: Sequence[int], device: torch.device) -> Tensor:
 
 
 def shallow(meta: ForwardMeta) -> dict:
-    """Return the plan's fields as they are; `dataclasses.asdict` would copy every tensor."""
+    """Return the plan's fields without copying; `dataclasses.asdict` would copy every tensor."""
     return {field.name: getattr(meta, field.name) for field in fields(ForwardMeta)}

@@ -22,7 +22,7 @@ from mini_engine.errors import UserError
 from mini_engine.hybrid.layer_types import FULL, LINEAR, layer_types_of
 
 MODEL_TYPES = ("qwen3_5_text", "qwen3_5")
-PART_OF_HEAD = 0.25  # of a head's elements that RoPE rotates, unless the file says otherwise
+PART_OF_HEAD = 0.25  # the default share of a head's elements that RoPE rotates
 
 HEAD_DIM = s.int_schema(ge=1, le=2**16)
 TAPS = s.int_schema(ge=1, le=2**10)
@@ -43,7 +43,7 @@ PARTS = validator({}, dict(text_config=OBJECT))
 
 
 def text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the settings of the text model, which the file may nest in `text_config`, beside a vision tower's.
+    """Return the settings of the text model, which the file may nest in `text_config`, next to a vision tower's.
 
     Raises:
         UserError: the checkpoint has experts, is quantized, or is of another family.
@@ -57,7 +57,7 @@ def text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if raw.get("vision_config") is not None and not text:
         raise UserError(f"{path} has a vision_config, but no text_config; lesson 11 runs the text model alone")
     settings = {"eos_token_id": raw.get("eos_token_id"), **text} if text else dict(raw)
-    if raw.get(TIED) and not settings.get(TIED):  # a model with a vision tower is tied by its own setting
+    if raw.get(TIED) and not settings.get(TIED):  # a model with a vision tower is tied by the outer setting
         settings[TIED] = raw[TIED]
     if raw.get("quantization_config") is not None or settings.get("quantization_config") is not None:
         raise UserError(f"{path} has a quantization_config; this engine runs only weights that are not quantized")
@@ -68,7 +68,7 @@ def read_hybrid(text: Mapping[str, Any], path: Path, defaults: Mapping[str, Any]
     """Return the validated settings, with `rope_theta` and `rotary_dim`, and with a type for every layer.
 
     Args:
-        defaults: what a setting is that the file does not have; these are checked too, and not returned.
+        defaults: values for settings that the file lacks; they are checked too, but not returned.
 
     Raises:
         UserError: a setting is missing or impossible; one sentence names it.
@@ -82,7 +82,7 @@ def read_hybrid(text: Mapping[str, Any], path: Path, defaults: Mapping[str, Any]
 
 
 def read_rotation(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return `rope_theta` and `partial_rotary_factor` of either layout; which one counts is as in lesson 0."""
+    """Return `rope_theta` and `partial_rotary_factor` of either layout, with the same precedence as in lesson 0."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     given = config.get(key, {})
     kind = given.get("rope_type", given.get("type", "default"))

@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
 
 
 def itself(pool: GdnPool) -> TrackSlots:
-    """Return the pool, which hands out its own slots."""
+    """Return the pool, which is its own slot allocator."""
     return pool
 
 
@@ -53,7 +53,7 @@ def hybrid_storage(
 
     Args:
         maker: makes the KV pool. native_step: the C++ step of delta nets; None for torch.
-        slots: returns what hands out the pool's slots and copies their states; with ranks (lesson 18) in all of them.
+        slots: returns the pool's slot allocator, which also copies states; with ranks (lesson 18), in all of them.
 
     Raises:
         UserError: an option is invalid, or the memory is too small.
@@ -65,7 +65,7 @@ def hybrid_storage(
     )
     interval = config.checkpoint_interval or max(1, INTERVAL // config.block_size) * config.block_size
     memory = StateMemory(slots(pool), config.block_size, interval, config.max_drafts)
-    # K and V that no state leads to would never be found
+    # K and V without a checkpoint of the state would never be reused
     prefixes = partial(PrefixCache, capacity=None if sizes.slots.track else 0, memory=memory)
     return Storage(
         store=HybridKv(model.config, kv, pool, native_step),
@@ -81,7 +81,7 @@ def hybrid_storage(
 
 
 def sizes_of(model: HybridForCausalLM, config: EngineConfig, bytes_per_token: int) -> Sizes:
-    """Divide the memory; at most half of it goes to states. With `num_blocks`, states come on top of that."""
+    """Divide the memory; at most half of it goes to states. With `num_blocks`, states come on top."""
     seqs, spare = config.max_num_seqs, config.max_drafts
     state_bytes = model.config.state_bytes(model.dtype)
     num_blocks, slots = config.num_blocks, Slots(seqs + spare, seqs)
@@ -98,7 +98,7 @@ def slots_in_budget(budget_bytes: int, bytes_per_slot: int, max_num_seqs: int, n
     """Divide a budget into slots: half for running requests, up to max_num_seqs, and the rest for checkpoints.
 
     Args:
-        num_spare: working slots for drafts, which come first.
+        num_spare: working slots for drafts, which are reserved first.
 
     Raises:
         UserError: not even the padding slot, those for drafts and one request fit.

@@ -22,9 +22,9 @@ class Run(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """The next token of every sequence with drafts: rows `[N]`, each the token behind the state in `sources` `[N]`.
+    """The next token of every sequence with drafts: rows `[N]`, each the token after the state in `sources` `[N]`.
 
-    The state behind it goes to `slots` `[N]`. All are int64.
+    The state after it goes to `slots` `[N]`. All are int64.
     """
 
     rows: Tensor
@@ -34,10 +34,10 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class HybridMeta(ForwardMeta):
-    """Lesson 3's plan, and where each sequence's state is.
+    """Lesson 3's plan, and the state slot of each sequence.
 
-    single_rows: `[N]` int64, the rows of sequences that feed one token, and of each first one before drafts; None if
-        every row is one.
+    single_rows: `[N]` int64, the rows of sequences that feed one token, and of each first token before drafts; None
+        if that is every row.
     single_slots: `[N]` int64, their state slots. Padding rows have slot 0.
     runs: the sequences that feed more of their own tokens.
     stages: the first draft of every sequence that has one, then the second of each, and so on.
@@ -117,7 +117,7 @@ class HybridKv:
         if len(rows):
             slots = meta.single_slots
             out[rows] = self._step(layer, qkv[rows], g[rows], beta[rows], conv_weight, slots, slots)
-        for rows, sources, slots in meta.stages:  # a wrong draft leaves the state before it as it was
+        for rows, sources, slots in meta.stages:  # a wrong draft leaves the state before it intact
             out[rows] = self._step(layer, qkv[rows], g[rows], beta[rows], conv_weight, sources, slots)
         for start, stop, slot in meta.runs:
             part = slice(start, stop)

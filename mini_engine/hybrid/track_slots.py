@@ -1,4 +1,4 @@
-"""Lesson 11. The numbers of a state pool: which checkpoint slots are free. No tensors, no torch."""
+"""Lesson 11. The bookkeeping of a state pool: the free list of checkpoint slots. No tensors, no torch."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from mini_engine.errors import UserError
 class TrackSlots:
     """The free list of checkpoint slots, max_reqs + 1 … max_reqs + max_track_slots.
 
-    By itself it has no states: copying and resetting do nothing. GdnPool adds the tensors.
+    On its own it has no states: copying and resetting do nothing. GdnPool adds the tensors.
 
     Raises:
-        UserError: there would be no working slot, or a negative number of checkpoints.
+        UserError: max_reqs is less than 1, or max_track_slots is negative.
     """
 
     def __init__(self, max_reqs: int, max_track_slots: int = 0) -> None:
@@ -22,16 +22,16 @@ class TrackSlots:
             )
         self.max_reqs = max_reqs
         self.max_track_slots = max_track_slots
-        self.free_track_slots = list(range(self.num_slots - 1, max_reqs, -1))  # handed out from the end
+        self.free_track_slots = list(range(self.num_slots - 1, max_reqs, -1))  # allocated from the end
         self.held_track_slots: set[int] = set()
 
     @property
     def num_slots(self) -> int:
-        """All slots: the padding slot, one for each request, and the checkpoints."""
+        """The number of slots: the padding slot, one for each request, and the checkpoints."""
         return 1 + self.max_reqs + self.max_track_slots
 
     def alloc_track_slot(self) -> int | None:
-        """Hand out a checkpoint slot, or None if all are in use. Its states are whatever they were."""
+        """Allocate a checkpoint slot; None if all are in use. Its states are uninitialized."""
         if not self.free_track_slots:
             return None
         slot = self.free_track_slots.pop()
@@ -42,7 +42,7 @@ class TrackSlots:
         """Return a checkpoint slot to the free list.
 
         Raises:
-            ValueError: the slot is not handed out: a working slot, already freed, or not in the pool.
+            ValueError: the slot is not allocated: a working slot, already freed, or not in the pool.
         """
         if slot not in self.held_track_slots:
             raise ValueError(f"slot {slot} is not a checkpoint in use; it was already freed or never allocated")
@@ -50,7 +50,7 @@ class TrackSlots:
         self.free_track_slots.append(slot)
 
     def reset_states(self, slots: Sequence[int]) -> None:
-        """Set the states of these slots to zero. Without tensors, do nothing."""
+        """Zero the states of these slots. Without tensors, do nothing."""
 
     def copy_states(self, src_index: int, dst_index: int) -> None:
         """Copy the states of one slot to another. Without tensors, do nothing."""

@@ -30,7 +30,7 @@ def stored_hybrid(directory: Path) -> Stored[HybridForCausalLM]:
 
 
 def text_name(stored: str) -> str:
-    """Return a tensor's name in a text model; beside a vision tower it begins with "model.language_model."."""
+    """Return a tensor's name in a text model; with a vision tower it is stored as "model.language_model."…"."""
     bare = stored.removeprefix("model.")
     inner = bare.removeprefix("language_model.")
     return stored if inner == bare else f"model.{inner}"

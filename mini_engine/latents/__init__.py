@@ -1,1 +1,1 @@
-"""Lesson 16. Latents: keys and values of all heads from one small vector, which is all that the cache holds."""
+"""Lesson 16. Latents: one small vector holds the keys and values of all heads, and is all that the cache keeps."""

@@ -51,7 +51,7 @@ def batched_attention(
     scale: float,
     widen: Widen = as_it_is,
 ) -> Tensor:
-    """Attend with all sequences of a decode step at once, over copies padded to the longest; else as above."""
+    """Attend with all sequences of a decode step at once, over copies padded to the longest; otherwise as above."""
     starts = cu_seqlens_q.tolist()
     if len(q) != len(block_table) or starts != list(range(len(starts))):
         return reference_attention(
@@ -111,7 +111,7 @@ def attend_blocks(
 
     Args:
         q, q_rope: `[q_len, H, rank]` and `[q_len, H, rope]`. Query i sees latents 0 … kv_len - q_len + i.
-        blocks: the sequence's row of the block table. Entries past the blocks of its kv_len latents may be no blocks.
+        blocks: the sequence's row of the block table. Entries past the blocks of its kv_len latents may hold anything.
         widen: turns rows of a cache into vectors; called as widen(rows, rank, torch.float32), once for each block.
 
     Returns:
@@ -135,14 +135,14 @@ def attend_blocks(
 
 
 def hide_later(scores: Tensor, start: int, kv_len: int) -> Tensor:
-    """Return the scores `[q_len, H, n]` of keys start … start + n - 1, with those that a query may not see at -inf."""
+    """Return the scores `[q_len, H, n]` of keys start … start + n - 1, with keys after a query's own at -inf."""
     q_len, _, size = scores.shape
     position = torch.arange(kv_len - q_len, kv_len, device=scores.device)[:, None, None]  # of each query
     return scores.masked_fill(torch.arange(start, start + size, device=scores.device) > position, -torch.inf)
 
 
 class RunningSums:
-    """Softmax-weighted sums over keys that go by in pieces (the online softmax of lesson 3). The first piece has key 0.
+    """Softmax-weighted sums over keys that come in pieces (lesson 3's online softmax). The first piece holds key 0.
 
     Args:
         q: `[q_len, H, …]`, for its shape and its device.

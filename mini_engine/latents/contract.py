@@ -9,8 +9,9 @@
     out       [T, H, rank]                           a weighted sum of latents for each head, in q's dtype
 
 Scores are scale * (q · c + q_rope · r). Everything else is lesson 3's contract (`mini_engine.attention.contract`):
-tables, causality, padding, and what is never read. It is multi-query attention (Shazeer, 2019, arXiv:1911.02150) whose
-values lie within its keys, so a kernel reads a latent once for all heads, and once for scores and sums.
+tables, causality, padding, and the slots that are never read. It is multi-query attention (Shazeer, 2019,
+arXiv:1911.02150) whose values are part of its keys, so a kernel reads a latent once for all heads, and once for both
+scores and sums.
 
 Caches may hold rows of bytes in place of vectors (lesson 17): `[num_blocks, block_size, 1, bytes of a row]`.
 """
@@ -28,7 +29,7 @@ Widen = Callable[[Tensor, int, torch.dtype], Tensor]
 
 
 class LatentPagedAttention(Protocol):
-    """A kernel's function: the contract above, with inputs that `check_latents` has let through."""
+    """A kernel's function: the contract above, for inputs that `check_latents` has accepted."""
 
     def __call__(
         self,
@@ -44,7 +45,7 @@ class LatentPagedAttention(Protocol):
 
 
 def as_it_is(rows: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Return what a cache of vectors holds."""
+    """Return the rows of a cache of vectors unchanged."""
     return rows
 
 
@@ -53,7 +54,7 @@ class LatentKernel:
     """A kernel ready to run: calling it checks the inputs, then runs `latent_attention`.
 
     name: for reports. widen: turns rows of a cache into vectors `[…, dim]` of a dtype (lesson 17).
-    row_of: how many elements of a cache hold so many numbers. cached: the caches' dtype; None: that of the queries.
+    row_of: returns the size of a cache row for a vector's width. cached: the caches' dtype; None: the queries'.
     """
 
     name: str
@@ -81,7 +82,7 @@ class LatentKernel:
 def check_latents(
     q: Tensor, q_rope: Tensor, c_cache: Tensor, r_cache: Tensor, row_of: Callable[[int], int], cached: torch.dtype
 ) -> None:
-    """Raise ValueError unless queries and caches fit; it names the argument, what it is and what it should be."""
+    """Raise ValueError unless queries and caches fit. It names the argument, its value and what is allowed."""
     if q.dim() != 3 or q_rope.dim() != 3 or q.shape[:2] != q_rope.shape[:2] or q.dtype != q_rope.dtype:
         raise ValueError(
             f"q is {q.dtype} {list(q.shape)} and q_rope {q_rope.dtype} {list(q_rope.shape)}; they are [T, H, rank] and "

@@ -38,10 +38,10 @@ ARGUMENTS = (*[ctypes.c_void_p] * 8, ctypes.POINTER(LatentSizes), ctypes.c_float
 
 
 def load(device: torch.device, dtype: torch.dtype) -> LatentPagedAttention:
-    """Return the C++ kernel for queries of this dtype, built now if it never was.
+    """Return the C++ kernel for queries of this dtype, built first if necessary.
 
     Raises:
-        UserError: not a CPU, not a dtype it knows, or it cannot be built here.
+        UserError: the device is not a CPU, the dtype is not supported, or the kernel cannot be built here.
     """
     if device.type != "cpu":
         raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for torch")
@@ -59,7 +59,7 @@ def latent_attention(
     block_table: Tensor,
     scale: float,
 ) -> Tensor:
-    """Attend as the contract says; q's dtype chooses the function."""
+    """Implement the contract; q's dtype selects the function."""
     tensors = (q, q_rope, c_cache, r_cache, cu_seqlens_q, seq_lens_kv, block_table)
     return call(function_for(q.dtype), *tensors, scale)
 
@@ -120,7 +120,7 @@ def function_for(dtype: torch.dtype) -> Callable[..., int]:
 
 @functools.cache
 def _library() -> ctypes.CDLL | UserError:
-    """The compiled kernel, or why there is none: a failed build is not repeated in this process."""
+    """Return the compiled kernel, or the error of its build: a process does not repeat a failed build."""
     try:
         return find_or_build(SOURCES, lambda path: open_library(path, FUNCTIONS.values()))
     except UserError as why:

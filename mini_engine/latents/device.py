@@ -1,4 +1,4 @@
-"""Lesson 16. Latents in lesson 10's device loop: its pool has always stored K and V of different shapes."""
+"""Lesson 16. Latents in lesson 10's device loop, whose pool can store K and V of different shapes."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from mini_engine.latents.store import LatentKv
 
 
 class LatentRows(NoMemory):
-    """A row of the table needs nothing besides its slots, and the model's store is lesson 16's."""
+    """Lesson 16's store over the loop's pool. A row of the table needs only its slots."""
 
     def __init__(self, config: LatentConfig) -> None:
         self.config = config

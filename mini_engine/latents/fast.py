@@ -1,6 +1,6 @@
-"""Lesson 16. Latents with lesson 9's linear layers: packed matrices, joined where they have one input, and fused norms.
+"""Lesson 16. Latents with lesson 9's linear layers: packed matrices, joined where inputs are shared, and fused norms.
 
-Attention stays the store's business, so `kv_b_proj` stays a plain matrix: it is never multiplied as a layer.
+Attention remains the store's job, so `kv_b_proj` remains a plain matrix: it is never applied as a layer.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ class FastLatentLayer(nn.Module):
     """A decoder layer in fewer, larger operations.
 
     Args:
-        matrix: makes one layer of several that take the same input. exchange: completes the sums of o and down.
+        matrix: makes one layer of several that share an input. exchange: completes the sums of o and down.
     """
 
     def __init__(self, layer: LatentDecoderLayer, matrix: Join, exchange: Exchange = WHOLE) -> None:
@@ -83,7 +83,7 @@ class FastLatentForCausalLM(CausalLM):
 def speed_up_latents(
     model: LatentForCausalLM | FastLatentForCausalLM, backend: str = "auto", exchange: Exchange = WHOLE
 ) -> FastLatentForCausalLM:
-    """Return a fast model that takes over the weights of `model`, which cannot run afterwards.
+    """Return a fast model that takes over the weights of `model`; `model` cannot run afterwards.
 
     Args:
         backend: "packed" (lesson 9's C++), "torch", or "auto": the first that works on this machine.
@@ -109,7 +109,7 @@ def _with_torch(model: LatentForCausalLM) -> tuple[Join, nn.Module, nn.Module]:
 def _with_packed(
     model: LatentForCausalLM, functions: native.Functions
 ) -> tuple[Join, nn.Module, Callable[[Tensor], Tensor]]:
-    """Use packed matrices. A tied head is also the embedding, which then reads its rows out of the tiles."""
+    """Use packed matrices. A tied head is also the embedding, which then reads its rows from the tiles."""
 
     def matrix(*linears: nn.Linear) -> PackedLinear:
         return join_packed(functions, *linears)

@@ -24,7 +24,7 @@ def load_kernel(
     on first use. auto picks the fastest that works and says on stderr when it has to settle for less.
 
     Raises:
-        UserError: there is no such kernel, or the one asked for cannot work here; the sentence says why.
+        UserError: there is no such kernel, or it cannot work here; the message says why.
     """
     device = torch.device(device)
     if name == "auto":

@@ -1,6 +1,6 @@
-"""Lesson 16. DeepSeek-V3 with dense layers, written once: it names no store, and does not say how latents are read.
+"""Lesson 16. DeepSeek-V3 with dense layers, independent of the store and of how it reads latents.
 
-Only attention differs from lesson 0's model. What it stores of a token is not K and V, but what they are made of:
+Only attention differs from lesson 0's model. It stores not K and V, but the latents they are computed from:
 
     kv.set_kv(layer, meta.slot_mapping, c, k_rope)       # c [T, 1, rank], k_rope [T, 1, rope]
     kv.attend_latents(layer, q, kv_b, meta) -> out       # kv_b [H, nope + v, rank], out [T, H, v]
@@ -18,7 +18,7 @@ from mini_engine.model.layers import Embedding, Linear, RMSNorm, SwiGLU
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.model.rope import RotaryEmbedding, apply_rope
 
-LATENT_EPS = 1e-6  # of the norms of latents, whatever config.json says of the other norms; as in transformers
+LATENT_EPS = 1e-6  # of the latents' norms, whatever config.json says about other norms; as in transformers
 
 
 class LatentStore(Protocol):
@@ -32,8 +32,8 @@ class LatentStore(Protocol):
 class LatentAttention(nn.Module):
     """Multi-head latent attention (DeepSeek-AI, 2024, arXiv:2405.04434).
 
-    `kv_b_proj` makes each head's key and value of a latent. The store gets it as a matrix: whether latents are
-    multiplied by it, or queries and results are, is the store's business.
+    `kv_b_proj` expands a latent to each head's key and value. The store gets it as a matrix and decides whether to
+    multiply latents by it, or queries and results.
     """
 
     def __init__(self, config: LatentConfig, layer_idx: int) -> None:
@@ -55,7 +55,7 @@ class LatentAttention(nn.Module):
         """Store each token's latent, normed, and its rotary key; return attention `[T, hidden]` of x `[T, hidden]`.
 
         Args:
-            cos, sin: `[T, rope]`, of the tokens' positions. kv, meta: the store and its plan, as in this module's head.
+            cos, sin: `[T, rope]`, of the tokens' positions. kv, meta: the store and its plan, as described above.
         """
         config = self.config
         q = self.queries(x).view(len(x), -1, config.qk_head_dim)
@@ -66,17 +66,17 @@ class LatentAttention(nn.Module):
         return self.o_proj(kv.attend_latents(self.layer_idx, q, kv_b, meta).flatten(1))
 
     def queries(self, x: Tensor) -> Tensor:
-        """Return the queries of all heads, `[T, H * (nope + rope)]`. A latent of their own is never needed again."""
+        """Return the queries of all heads, `[T, H * (nope + rope)]`. Their own latent, if any, is not kept."""
         if self.config.q_lora_rank is None:
             return self.q_proj(x)
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
 
 
 def rotate_end(x: Tensor, cos: Tensor, sin: Tensor, config: LatentConfig) -> Tensor:
-    """Rotate the last `qk_rope_head_dim` numbers of each head by the token's angles. x `[T, H, D]`, D at least those.
+    """Rotate the last `qk_rope_head_dim` elements of each head by the token's angles. x `[T, H, D]`, D at least that.
 
-    With `rope_interleave`, neighbours are a pair: they are moved apart first, in queries and keys alike, so that dot
-    products stay the same.
+    With `rope_interleave`, neighbours form a pair: they are first moved apart, in queries and keys alike, so that dot
+    products do not change.
     """
     rest, turned = x.split((x.shape[-1] - config.qk_rope_head_dim, config.qk_rope_head_dim), dim=-1)
     if config.rope_interleave:

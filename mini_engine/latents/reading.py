@@ -3,9 +3,9 @@
     kv_b      [H, nope + v, rank]     W_UK and W_UV of each head, one above the other
     key       W_UK c ; k_rope         value  W_UV c
 
-Expanded is ordinary attention: it multiplies each latent by kv_b, for every head. Absorbed uses that a product can be
-taken in another order, q · (W_UK c) = (W_UKᵀ q) · c and Σ p (W_UV c) = W_UV (Σ p c): queries and results are multiplied
-instead, and latents are read as they are. `expanding_pays` counts which is less work.
+Expanded is ordinary attention: it multiplies each latent by kv_b, for every head. Absorbed reorders the products,
+q · (W_UK c) = (W_UKᵀ q) · c and Σ p (W_UV c) = W_UV (Σ p c): queries and results are multiplied instead, and latents
+are read as they are. `expanding_pays` counts which is less work.
 """
 
 from collections.abc import Callable
@@ -18,17 +18,17 @@ from mini_engine.latents.attention import RunningSums, hide_later
 from mini_engine.latents.contract import Widen, as_it_is
 from mini_engine.latents.latent_config import LatentConfig
 
-PIECE = 2048  # latents that are expanded at a time: all of a long history's keys would not fit in the memory
+PIECE = 2048  # latents expanded at a time: the keys of a long history would not all fit in memory
 
 
 def absorbed_attention(
     q: Tensor, kv_b: Tensor, config: LatentConfig, attend: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Attend to latents as they are: the queries absorb W_UK before, and W_UV is applied to the sums afterwards.
+    """Attend to latents as they are: queries absorb W_UK first, and W_UV is applied to the sums afterwards.
 
     Args:
         q: `[T, H, nope + rope]`. kv_b: `[H, nope + v, rank]`.
-        attend: a kernel over some tables, called once; it takes queries `[T, H, rank]` and their part with RoPE
+        attend: a kernel bound to some tables, called once. It takes queries `[T, H, rank]` and their RoPE part
             `[T, H, rope]`, scales scores, and returns each head's weighted sum of latents `[T, H, rank]`.
 
     Returns:
@@ -63,7 +63,7 @@ def expanded_attention(
     config: LatentConfig,
     widen: Widen = as_it_is,
 ) -> Tensor:
-    """Attend with one sequence's last q_len tokens to keys and values made of its latents, a piece of them at a time.
+    """Attend with one sequence's last q_len tokens to keys and values expanded from its latents, piece by piece.
 
     Args:
         q: `[q_len, H, nope + rope]`. Query i sees tokens 0 … kv_len - q_len + i.
@@ -86,10 +86,10 @@ def expanded_attention(
 
 
 def multiplications(config: LatentConfig, q_len: int, kv_len: int) -> tuple[int, int]:
-    """Return how many multiplications q_len queries over kv_len tokens take in a layer: (expanded, absorbed).
+    """Return the multiplications in a layer for q_len queries over kv_len tokens: (expanded, absorbed).
 
-    kv_b is multiplied by every latent, or by every query and every result. Then each query of each head meets each
-    token: in nope + rope + v numbers, or in the latent twice and the rotary key.
+    kv_b is multiplied by every latent, or by every query and every result. Then each query of each head is multiplied
+    with each token: nope + rope + v elements, or the latent twice and the rotary key.
     """
     heads, rank = config.num_attention_heads, config.kv_lora_rank
     kv_b = heads * rank * (config.qk_nope_head_dim + config.v_head_dim)
@@ -100,6 +100,6 @@ def multiplications(config: LatentConfig, q_len: int, kv_len: int) -> tuple[int,
 
 
 def expanding_pays(config: LatentConfig, q_len: int, kv_len: int) -> bool:
-    """Whether q_len queries over kv_len tokens take fewer multiplications if the latents are expanded."""
+    """Return True if q_len queries over kv_len tokens take fewer multiplications with expanded latents."""
     expanded, absorbed = multiplications(config, q_len, kv_len)
     return expanded < absorbed

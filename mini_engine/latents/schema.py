@@ -10,7 +10,7 @@ from mini_engine.checkpoint.config_schema import FLAG, LENGTHS, ROTATION, SETTIN
 from mini_engine.errors import UserError
 from mini_engine.values import shown
 
-PART = s.int_schema(ge=1, le=2**16)  # of a head, or a rank
+PART = s.int_schema(ge=1, le=2**16)  # a head's dimension, or a rank
 PAIRS = s.int_schema(ge=2, le=2**16, multiple_of=2)  # RoPE rotates pairs
 LATENTS = dict(
     kv_lora_rank=PART,
@@ -24,7 +24,7 @@ LATENTS = dict(
 REQUIRED = {name: schema for name, schema in SHAPE.items() if name != "num_key_value_heads"}
 OPTIONAL = {name: schema for name, schema in SETTINGS.items() if name not in ("head_dim", "layer_types")}
 CONFIG = validator(REQUIRED, OPTIONAL | LENGTHS | ROTATION | LATENTS | dict(num_key_value_heads=PART))
-DEFAULTS = dict(  # those of transformers, where the file lacks a setting
+DEFAULTS = dict(  # transformers' values for settings that the file lacks
     kv_lora_rank=512,
     q_lora_rank=1536,
     qk_nope_head_dim=128,
@@ -61,14 +61,14 @@ def read_latents(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if config.setdefault("num_key_value_heads", heads) != heads:
         raise UserError(
             f"{path} has num_key_value_heads = {config['num_key_value_heads']} for {heads} heads; from a latent every "
-            "head makes its own key, so give the same number"
+            "head gets its own key, so both numbers must be equal"
         )
     _check_sharpening(config, path)
     return config | {"head_dim": config["qk_rope_head_dim"]}
 
 
 def _check_sharpening(config: Mapping[str, Any], path: Path) -> None:
-    """Refuse `mscale_all_dim` without "yarn": transformers then sharpens attention too, by another kind's factor."""
+    """Refuse `mscale_all_dim` without "yarn": transformers then sharpens attention too, by a factor of another type."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if rope.get("mscale_all_dim") and kind not in ("default", "yarn"):

@@ -1,4 +1,4 @@
-"""Lesson 16. Lesson 3's pool as a store of latents: it decides, for each sequence of a step, how latents are read."""
+"""Lesson 16. Lesson 3's pool as a store of latents. It decides for each sequence of a step how to read its latents."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, cast
@@ -13,7 +13,7 @@ from mini_engine.latents.reading import absorbed_attention, expanded_attention, 
 
 
 class Tables(NamedTuple):
-    """The tables that a kernel takes, of all sequences of a step or of some."""
+    """A kernel's tables, of all or some sequences of a step."""
 
     cu_seqlens_q: Tensor
     seq_lens_kv: Tensor
@@ -27,7 +27,7 @@ class LatentKv:
         config: of the model, or of a rank's part of it. kv: lesson 3's pool, with a kernel for latents.
     """
 
-    direct = False  # no layer writes or reads it but through this store
+    direct = False  # layers write and read only through this store
 
     def __init__(self, config: LatentConfig, kv: KvPool) -> None:
         self.config, self.kv = config, kv
@@ -62,10 +62,10 @@ class LatentKv:
 
         Sequences for which `expanding_pays` holds are read by `expanded_attention`, all others together by `absorbed`.
         If q has as many rows as there are sequences, it is a decode step: all are absorbed, and no lengths are read,
-        because on a device that would wait for everything launched before.
+        because on a GPU that would wait for everything launched before.
 
         Args:
-            kv_b: `[H, nope + v, rank]`, what makes each head's key and value of a latent.
+            kv_b: `[H, nope + v, rank]`, which expands a latent to each head's key and value.
 
         Returns:
             `[T, H, v]` in q's dtype; rows of q that belong to no sequence give zeros.
@@ -90,7 +90,7 @@ class LatentKv:
         return out
 
     def absorbed(self, layer: int, q: Tensor, kv_b: Tensor, tables: Tables) -> Tensor:
-        """Return attention `[T, H, v]` by way of queries and results that have absorbed kv_b."""
+        """Return attention `[T, H, v]` with kv_b absorbed into queries and results."""
         caches, scale = (self.kv.K[layer], self.kv.V[layer]), self.config.attention_scale
 
         def attend(q: Tensor, q_rope: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Lesson 16. Loads a checkpoint with latents by lesson 0's reader: piece by piece, every tensor checked first."""
+"""Lesson 16. Loads a checkpoint with latents through lesson 0's reader: piece by piece, every tensor checked first."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Lesson 9. The seam of a layer that several processes share: what is done with sums of which each has a part.
+"""Lesson 9. Completes the sums of layers that several processes share, of which each process has a part.
 
-A process with the whole model has whole sums, and does nothing. Lesson 18's ranks add their parts up.
+A process with the whole model has complete sums and does nothing. Lesson 18's ranks add up their parts.
 """
 
 from ctypes import c_void_p
@@ -14,8 +14,8 @@ class NativeExchange(NamedTuple):
     """An exchange that C++ can call.
 
     add_up: address of a function `int (void* meeting, void* x, int64_t count)` that completes the sum x in place and
-        returns 0 unless it failed; none if sums are whole. meeting: its first argument. is_first: whether this process
-        adds what all of them have, the residual: it must go into a sum once.
+        returns 0 unless it failed; null if sums are complete. meeting: its first argument. is_first: this process adds
+        the residual, which all of them have and which must go into a sum once.
     """
 
     add_up: c_void_p | None
@@ -31,34 +31,34 @@ class Exchange(Protocol):
         ...
 
     def native(self, dtype: torch.dtype) -> NativeExchange | None:
-        """Return what C++ calls instead, for rows of this dtype; None if it cannot."""
+        """Return the exchange that C++ calls instead, for rows of this dtype; None if there is none."""
         ...
 
     def check(self, why: int) -> None:
-        """Raise an error unless `add_up` has returned 0."""
+        """Raise an error unless `why`, the result of `add_up`, is 0."""
         ...
 
 
 class Whole:
-    """The exchange of a process that has the whole model."""
+    """The exchange of a process with the whole model."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return x."""
         return x
 
     def native(self, dtype: torch.dtype) -> NativeExchange:
-        """Return what says that nothing is to be called."""
+        """Return a no-op exchange."""
         return NativeExchange(None, None, True)
 
     def check(self, why: int) -> None:
-        """Nothing was called."""
+        """Do nothing."""
 
 
 WHOLE = Whole()
 
 
 class Summed(nn.Module):
-    """A linear layer over a part of the inputs, whose outputs are parts of sums.
+    """A linear layer over a part of the inputs, whose outputs are partial sums.
 
     Args:
         linear: computes this process's part. exchange: turns it into the sum.
@@ -69,5 +69,5 @@ class Summed(nn.Module):
         self.linear, self.exchange = linear, exchange
 
     def forward(self, x: Tensor) -> Tensor:
-        """x `[T, in_features]` of this process -> `[T, out_features]`, the same in all of them."""
+        """Map this process's x `[T, in_features]` to `[T, out_features]`, equal in all processes."""
         return self.exchange.all_reduce(self.linear(x))

@@ -3,8 +3,8 @@
 There are two backends. "packed" is this lesson's C++ over packed weights. "torch" needs no compiler: joined matrices,
 weights that oneDNN packs, and fewer but larger operations.
 
-A process that has only a part of each matrix (lesson 18) hands in an exchange. Where C++ cannot call it, "packed" means
-torch's layers over packed matrices.
+A process with only a part of each matrix (lesson 18) passes an exchange. If C++ cannot call it, "packed" means torch's
+layers over packed matrices.
 """
 
 import sys
@@ -44,10 +44,10 @@ class FastQwen3ForCausalLM(CausalLM):
 def speed_up(
     model: Qwen3ForCausalLM | FastQwen3ForCausalLM, backend: str = "auto", exchange: Exchange = WHOLE
 ) -> FastQwen3ForCausalLM:
-    """Return a fast model that takes over the weights of `model`, which cannot run afterwards.
+    """Return a fast model that takes over the weights of `model`; `model` cannot run afterwards.
 
-    Packing reorders the weights in place, so there is never a second copy. A model that is already fast is returned as
-    it is.
+    Packing reorders the weights in place, so there is never a second copy. A model that is already fast is returned
+    unchanged.
 
     Args:
         backend: "packed", "torch", or "auto": the first that works on this machine.
@@ -66,7 +66,7 @@ def speed_up(
 
 
 def check_backend(backend: str) -> None:
-    """Raise UserError unless fast layers can have this backend."""
+    """Raise UserError unless fast layers have this backend."""
     if backend not in BACKENDS:
         raise UserError(f"there is no backend {shown(backend)}; choose one of {', '.join(BACKENDS)}", param="backend")
 
@@ -91,7 +91,7 @@ def functions_for(model: Qwen3ForCausalLM, backend: str) -> native.Functions | N
 
 
 def _with_packed(model: Qwen3ForCausalLM, functions: native.Functions, exchange: Exchange) -> FastQwen3ForCausalLM:
-    """Use the packed backend. A tied head is also the embedding, which then reads its rows out of the tiles."""
+    """Use the packed backend. A tied head is also the embedding, which then reads its rows from the tiles."""
 
     def join(*linears: nn.Linear) -> PackedLinear:
         return join_packed(functions, *linears)
@@ -116,6 +116,6 @@ def join_packed(functions: native.Functions, *linears: nn.Linear) -> PackedLinea
 
 
 def _with_torch(model: Qwen3ForCausalLM, exchange: Exchange) -> FastQwen3ForCausalLM:
-    """Use the torch backend. Rows cannot be read out of oneDNN's layout, so a tied embedding stays as a second copy."""
+    """Use the torch backend. oneDNN's layout has no readable rows, so a tied embedding stays as a second copy."""
     head = TorchLinear(model.head_weight.data)
     return FastQwen3ForCausalLM(model.config, TorchModel(model, exchange=exchange), model.model.embed_tokens, head)

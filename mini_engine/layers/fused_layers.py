@@ -1,8 +1,8 @@
-"""Lesson 10. Decoder layers in few launches: four joined matrices, attention, and three kernels between them.
+"""Lesson 10. Decoder layers with few launches: four joined matrices, attention, and three kernels between them.
 
-Lesson 0's layer is some fifty operations, and most of them only pass numbers on to the next one. Here q, k and v are
-one matrix, gate and up another, and what lies between two matrices is one kernel. Adding a layer's result to x happens
-in the next norm, which reads x anyway; k and v are written into the pool's slots by the kernel that rotates them.
+Lesson 0's layer is some fifty operations, most of which only pass numbers on to the next one. Here q, k and v are one
+matrix, gate and up another, and everything between two matrices is one kernel. The next norm, which reads x anyway,
+adds a layer's result to it; the kernel that rotates k also writes k and v into the pool's slots.
 """
 
 from collections.abc import Callable, Iterable
@@ -61,7 +61,7 @@ class FusedNorm(nn.Module):
 
 
 class FusedDecoderLayer(nn.Module):
-    """Lesson 0's decoder layer. Takes x and what is still to be added to it; returns what the next layer has to add."""
+    """Lesson 0's decoder layer. Takes x and the pending delta; returns the delta that the next layer has to add."""
 
     def __init__(self, layer: Qwen3DecoderLayer, config: Qwen3Config, kernels: LayerKernels) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class FusedDecoderLayer(nn.Module):
         meta: Any,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Run a layer. cache: where to write K and V; None for a store that writes them itself."""
+        """Run the layer. cache: the tensors to write K and V to; None for a store that writes them itself."""
         qkv = F.linear(self.input_norm(x, delta), *self.qkv)
         if cache is None or cache.k.dtype != qkv.dtype:
             q = self.hand_over(qkv, cos, sin, kv, meta)
@@ -99,7 +99,7 @@ class FusedDecoderLayer(nn.Module):
         return self.kernels.norm_rope(qkv, self.head_norms, cos, sin, self.eps, rows, k, v)
 
     def hand_over(self, qkv: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
-        """Return q; give keys and values to the store."""
+        """Return q; pass keys and values to the store."""
         k, v = (qkv.new_empty(len(qkv), *self.kv_shape) for _ in range(2))
         q = self.norm_rope(qkv, cos, sin, torch.arange(len(qkv), device=qkv.device), k, v)
         kv.set_kv(self.layer_idx, meta.slot_mapping, k, v)
@@ -117,7 +117,7 @@ class FusedModel(nn.Module):
         self.norm = FusedNorm(model.model.norm.weight, model.config.rms_norm_eps, kernels)
 
     def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
-        """Run embedded tokens x `[T, hidden_size]`, which is written over; return the normed `rows`, or all."""
+        """Run embedded tokens x `[T, hidden_size]`, which is overwritten; return the normed `rows`, or all."""
         cos, sin = self.rope(meta.positions, x.dtype)
         is_direct = getattr(kv, "direct", False)
         caches = cast(DirectStore, kv).layer_caches(meta) if is_direct else [None] * len(self.layers)
@@ -146,10 +146,10 @@ class FusedQwen3ForCausalLM(CausalLM):
 def fuse(
     model: Qwen3ForCausalLM | FusedQwen3ForCausalLM, kernels: LayerKernels | ModuleType | None = None
 ) -> FusedQwen3ForCausalLM:
-    """Return a model with fused layers that takes over the weights of `model`, which cannot run afterwards.
+    """Return a model with fused layers that takes over the weights of `model`; `model` cannot run afterwards.
 
     Args:
-        kernels: None for the Triton kernels, which are tried on the model's shapes first.
+        kernels: None for the Triton kernels, after a trial run with the model's shapes.
 
     Raises:
         UserError: the kernels cannot run here; `model` is unchanged.
@@ -175,7 +175,7 @@ def triton_kernels(model: Qwen3ForCausalLM) -> ModuleType:
         )
     try:
         try_out(cast(LayerKernels, layer_kernels), model)
-    except Exception as error:  # Triton's compiler has many kinds
+    except Exception as error:  # Triton's compiler raises many types
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UserError(f"fused layers do not run here ({why}); choose another backend", param="backend") from error
     return layer_kernels
@@ -183,7 +183,7 @@ def triton_kernels(model: Qwen3ForCausalLM) -> ModuleType:
 
 @torch.inference_mode()
 def try_out(kernels: LayerKernels, model: Qwen3ForCausalLM) -> None:
-    """Run each kernel on one row, as the model will: that compiles it."""
+    """Run each kernel on one row, as the model will, which compiles it."""
     config = model.config
     heads, dim = config.num_attention_heads + 2 * config.num_key_value_heads, config.head_dim
 

@@ -1,10 +1,10 @@
 """Lesson 10. The operations between a layer's matrices, as three Triton kernels.
 
-Each reads its inputs once and writes its result once, where torch makes a trip to memory for every operation. Numbers
-are rounded to the model's dtype in the same places as in lesson 0: float32 inside a kernel, a cast where lesson 0 has
-one. So the tokens are the same.
+Each reads its inputs once and writes its result once, where torch makes a round trip to memory for every operation.
+Numbers are rounded to the model's dtype in the same places as in lesson 0: float32 inside a kernel, a cast where lesson
+0 has one. So the tokens are the same.
 
-No argument is a number that changes from step to step, so each kernel is compiled once per model.
+No argument that Triton specializes on changes from step to step, so each kernel is compiled once per model.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ SILU_BLOCK = 1024  # columns of one program
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """Add `delta` to x in place and return the RMSNorm of the sum. x, delta, result `[T, hidden_size]`; weight its row.
 
-    Without a delta x stays as it is.
+    Without a delta, x does not change.
     """
     out = torch.empty_like(x)
     if len(x):
@@ -32,7 +32,7 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Ten
 
 
 def norm_constants(size: int, adds: bool) -> dict[str, Any]:
-    """What Triton compiles into `_add_norm`."""
+    """Return the constants that Triton compiles into `_add_norm`."""
     width = power_of_2(size)
     return dict(SIZE=size, WIDTH=width, ADDS=adds, num_warps=min(8, max(1, width // 256)))
 
@@ -40,7 +40,7 @@ def norm_constants(size: int, adds: bool) -> dict[str, Any]:
 def norm_rope(
     qkv: Tensor, weights: Tensor, cos: Tensor, sin: Tensor, eps: float, rows: Tensor, k_out: Tensor, v_out: Tensor
 ) -> Tensor:
-    """Norm and rotate the heads of q and k; return q `[T, H_q, D]`, and write k and v where they belong.
+    """Norm and rotate the heads of q and k; return q `[T, H_q, D]` and write k and v into their rows.
 
     Args:
         qkv: `[T, (H_q + 2 * H_kv) * D]`, contiguous.
@@ -60,7 +60,7 @@ def norm_rope(
 
 
 def rope_constants(heads: int, kv_heads: int, dim: int) -> dict[str, Any]:
-    """What Triton compiles into `_norm_rope`."""
+    """Return the constants that Triton compiles into `_norm_rope`."""
     return dict(HEADS=heads, KV_HEADS=kv_heads, HALF=dim // 2, WIDTH=power_of_2(dim // 2), num_warps=1)
 
 
@@ -75,13 +75,13 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def silu_constants(size: int) -> dict[str, Any]:
-    """What Triton compiles into `_silu_mul`."""
+    """Return the constants that Triton compiles into `_silu_mul`."""
     return dict(SIZE=size, BLOCK=min(SILU_BLOCK, power_of_2(size)), num_warps=4)
 
 
 @triton.jit
 def _rounded(x, DTYPE: tl.constexpr):
-    """float32 x with the precision of DTYPE, as lesson 0's tensors have between two operations."""
+    """Return float32 x rounded to DTYPE's precision, as between two operations in lesson 0."""
     return x.to(DTYPE).to(tl.float32)
 
 

@@ -1,7 +1,7 @@
-"""Lesson 9. Python's view of `layers.cpp`: its structs, its functions, and how it is built.
+"""Lesson 9. Python bindings of `layers.cpp`: its structs, its functions and its build.
 
-The structs have the same fields as those in C++, in the same order. Fill them by name: ctypes accepts a pointer where a
-length belongs without complaint.
+The structs have the same fields as those in C++, in the same order. Fill them by name: ctypes silently accepts a
+pointer where a length belongs.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ SOURCES = (
     *(HERE.parent / "attention" / name for name in ("paged_cpu.h", "vectors.h")),
 )
 PARTS = ("norms", "matrices", "heads", "cache writes", "attention", "waiting")
-NUM_TIMES = len(PARTS) + 1  # numbers per thread in Step.seconds: each part's, and when the last one ended
+NUM_TIMES = len(PARTS) + 1  # numbers per thread in Step.seconds: each part's seconds, and the end of the last one
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -58,7 +58,7 @@ class Memory(ctypes.Structure):
 
 
 class ExchangeStruct(ctypes.Structure):
-    """How sums are completed that this process has only a part of. failed: what `add_up` has returned."""
+    """The completion of partial sums. failed: the result of `add_up`."""
 
     _fields_ = (("add_up", c_void_p), ("meeting", c_void_p), ("is_first", c_int64), ("failed", c_int64))
 
@@ -66,7 +66,7 @@ class ExchangeStruct(ctypes.Structure):
 def exchange_struct(exchange: Exchange, dtype: torch.dtype) -> ExchangeStruct:
     """Return the struct of an exchange that C++ can call; the exchange must outlive it."""
     called = exchange.native(dtype)
-    assert called is not None  # of others, `speed_up` makes torch's layers
+    assert called is not None  # for others, `speed_up` uses torch's layers
     return ExchangeStruct(called.add_up, called.meeting, called.is_first, 0)
 
 
@@ -84,7 +84,7 @@ class Step(ctypes.Structure):
 
 
 class Cache(ctypes.Structure):
-    """What one layer writes and reads in a step."""
+    """One layer's K and V, its slots and its table in a step."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("k", "v", "slots", "table")),
@@ -93,7 +93,7 @@ class Cache(ctypes.Structure):
 
 
 class Pool(ctypes.Structure):
-    """Lesson 3's kernel, each layer's cache, and what the caches have in common."""
+    """Lesson 3's kernel, each layer's cache, and the sizes that the caches share."""
 
     _fields_ = (
         ("attention", c_void_p),
@@ -113,7 +113,7 @@ ARGUMENTS = {
 
 
 class Functions:
-    """The functions of one dtype; `ARGUMENTS` says what they take."""
+    """The functions of one dtype; `ARGUMENTS` lists their parameters."""
 
     linear: Callable[..., None]
     before_attention: Callable[..., None]
@@ -149,7 +149,7 @@ def load(dtype: torch.dtype) -> Functions:
 
 @functools.cache
 def _library() -> ctypes.CDLL | UserError:
-    """Return the library, or the reason why there is none: a process does not repeat a failed build."""
+    """Return the library, or the error of its build: a process does not repeat a failed build."""
     try:
         return build(FLAG_SETS)
     except UserError as why:
@@ -157,5 +157,5 @@ def _library() -> ctypes.CDLL | UserError:
 
 
 def build(flag_sets: tuple[tuple[str, ...], ...]) -> ctypes.CDLL:
-    """Build the library with the first of `flag_sets` that works. The flags choose the processor's instructions."""
+    """Build the library with the first of `flag_sets` that works. The flags select the processor's instructions."""
     return find_or_build(SOURCES, lambda path: ctypes.CDLL(str(path)), flag_sets)

@@ -5,8 +5,8 @@ words with the same index i form one line of 64 bytes:
 
     packed[tile, i, output, p] = weight[tile * TILE + output, i * per_word + p]
 
-So one load fetches the weights of 16 outputs for the same inputs, and a thread that owns some tiles reads memory from
-end to end. A tile takes exactly the bytes that its rows took, which is why packing needs no second copy of the weights.
+So one load fetches the weights of 16 outputs for the same inputs, and a thread that owns some tiles reads memory
+sequentially. A tile takes exactly the bytes of its rows, so packing needs no second copy of the weights.
 """
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 TILE = 16
 WORD_BYTES = 4
-PIECE_BYTES = 4 * 2**20  # copied at a time: all the memory that packing needs besides the weight
+PIECE_BYTES = 4 * 2**20  # copied at a time: all the memory that packing needs in addition to the weight
 
 
 class PackedWeight:
@@ -34,10 +34,10 @@ class PackedWeight:
         interleave(weight.view(-1, TILE, weight.shape[1] // per_word, per_word), self.tiles)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return rows `ids` `[T]` int64 of the weight as `[T, in_features]`, as an embedding looks them up.
+        """Return rows `ids` `[T]` int64 of the weight as `[T, in_features]`, like an embedding lookup.
 
-        A new, contiguous tensor of the weight's dtype, without padding. Ids may repeat, and there may be none. Only
-        what is asked for is read: the weight is not unpacked.
+        A new, contiguous tensor of the weight's dtype, without padding. Ids may repeat, and there may be none. Reads
+        only these rows: the weight is not unpacked.
 
         Raises:
             IndexError: an id is not in 0 … out_features - 1.
@@ -51,7 +51,7 @@ class PackedWeight:
 def interleave(rows: Tensor, tiles: Tensor) -> None:
     """Copy rows `[n, TILE, words, per_word]` into tiles `[n, words, TILE, per_word]`: swap the middle two dimensions.
 
-    Both may be the same memory. A tile takes the place of its own rows, so working piece by piece is safe. At most
+    Both may share memory. A tile replaces its own rows, so working piece by piece is safe. At most
     PIECE_BYTES are copied at a time, or one tile if that is larger: never the whole weight.
     """
     step = max(1, PIECE_BYTES // tiles[:1].nbytes)

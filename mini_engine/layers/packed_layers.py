@@ -1,7 +1,7 @@
 """Lesson 9. Decoder layers and vocabulary head over packed weights, run by `layers.cpp`.
 
-The layers compute what lesson 0's do. With a direct store, such as lesson 3's pool, and the C++ kernel, one call runs
-all of them; any other store is called between the two halves of each layer.
+The layers compute the same as lesson 0's. With a direct store, such as lesson 3's pool, and the C++ kernel, one call
+runs all of them; any other store is called between the two halves of each layer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,7 +50,7 @@ class PackedLinear(nn.Module):
         return native.Matrix(tiles=self.packed.tiles.data_ptr(), bias=bias, outputs=self.packed.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x `[T, in_features]` in the weight's dtype -> `[T, out_features]`; rows do not affect each other's bits."""
+        """Map x `[T, in_features]` of the weight's dtype to `[T, out_features]`. Rows do not affect each other."""
         if x.shape[1:] != (self.packed.in_features,) or x.dtype != self.packed.tiles.dtype:
             raise ValueError(
                 f"x is {x.dtype} {list(x.shape)}; this layer takes {self.packed.tiles.dtype} "
@@ -64,7 +64,7 @@ class PackedLinear(nn.Module):
 
 
 def take_linear(functions: native.Functions, owner: nn.Module, name: str) -> PackedLinear:
-    """Remove the linear layer `name` from `owner` and pack its weight, which no longer holds its rows."""
+    """Remove the linear layer `name` from `owner` and pack its weight in place."""
     linear: nn.Linear = getattr(owner, name)
     delattr(owner, name)
     return PackedLinear(functions, linear.weight.data, linear.bias)
@@ -85,7 +85,7 @@ class PackedDecoderLayer(nn.Module):
         )
         owners = dict.fromkeys(("q", "k", "v", "o"), attention) | dict.fromkeys(("gate", "up", "down"), mlp)
         linears = {name: take_linear(functions, owner, f"{name}_proj") for name, owner in owners.items()}
-        self.norms, self.linears = nn.ModuleDict(norms), nn.ModuleDict(linears)  # keeps alive what the struct points to
+        self.norms, self.linears = nn.ModuleDict(norms), nn.ModuleDict(linears)  # own the memory behind the struct
         matrices = {name: linear.matrix for name, linear in linears.items()}
         self.struct = native.Layer(**matrices, **{name: norm.weight.data_ptr() for name, norm in norms.items()})
 
@@ -129,9 +129,9 @@ class PackedModel(nn.Module):
 
     @contextmanager
     def timed(self) -> Iterator[Tensor]:
-        """Yield seconds `[threads, len(native.PARTS)]` float64; each step in the `with` block adds its parts' to them.
+        """Yield seconds `[threads, len(native.PARTS)]` float64, to which each step in the `with` block adds its parts.
 
-        Only steps that run all layers in one call are timed; one that another number of threads runs is refused.
+        Only steps that run all layers in one call are timed; a step on another number of threads is refused.
         """
         self.seconds = torch.zeros(torch.get_num_threads(), native.NUM_TIMES, dtype=torch.float64)
         try:
@@ -155,7 +155,7 @@ class PackedModel(nn.Module):
 
     def activations(self, x: Tensor, meta: Any) -> Activations:
         """Allocate the step's memory; ValueError if the plan is for another number of tokens."""
-        num_slots = meta.slot_mapping.shape[-1]  # before it, lesson 15's plan has groups of layers
+        num_slots = meta.slot_mapping.shape[-1]  # lesson 15's has a leading dimension for groups of layers
         if not len(meta.positions) == num_slots == len(x):
             raise ValueError(
                 f"{len(x)} tokens, {len(meta.positions)} positions and {num_slots} slots; "
@@ -165,7 +165,7 @@ class PackedModel(nn.Module):
         return Activations(x, cos, sin, self.shape, self.exchange_struct)
 
     def run_layers(self, step: Activations, caches: Sequence[LayerCache], meta: ForwardMeta, rows: Tensor) -> Tensor:
-        """Run all layers in one call and return `rows`. Everything that C++ relies on is checked before it starts.
+        """Run all layers in one call and return `rows`. Everything that C++ relies on is checked first.
 
         If each row is the last of its sequence, the last layer computes only K and V for all others.
 
@@ -195,13 +195,13 @@ class PackedModel(nn.Module):
     def check_caches(self, step: Activations, caches: Sequence[LayerCache], starts: Tensor, kv_lens: Tensor) -> None:
         """Raise ValueError unless the caches fit this model and this step.
 
-        Of layers with the same slots and table, the first is checked: a store's tensors have one shape.
+        Of layers that share slots and table, only the first is checked: all of a store's tensors have one shape.
         """
         first = caches[0].k if caches else torch.empty(0, 0)
         found, rest = [*first.shape[2:]], [self.shape.kv_heads, self.shape.dim]
         if len(caches) != len(self.structs) or found != rest:
             raise ValueError(
-                f"the store has {len(caches)} layers of {found}; this model has {len(self.structs)} of {rest}"
+                f"the store has {len(caches)} layers of {found}; this model needs {len(self.structs)} of {rest}"
             )
         q = step.qkv.view(len(step.x), -1, self.shape.dim)[:, : self.shape.heads]
         known = set()

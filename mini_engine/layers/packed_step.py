@@ -18,7 +18,7 @@ def alloc_padded(like: Tensor, width: int) -> Tensor:
     """Allocate len(like) rows of `width` that start an odd number of cache lines apart.
 
     A cache finds its lines by the lower bits of their addresses. Rows a power of two apart share those bits, so a dozen
-    of them evict each other from the first-level cache.
+    of them evict each other from the L1 cache.
     """
     size = like.element_size()
     lines = -(-width * size // LINE_BYTES) | 1
@@ -63,9 +63,9 @@ def memory(rows: Tensor) -> native.Memory:
 
 
 def starts_of(rows: Tensor, cu_seqlens_q: Tensor) -> Tensor | None:
-    """Return `cu_seqlens_q` for `rows` only, or None unless each is the last of its sequence and they are in order.
+    """Return `cu_seqlens_q` for `rows` only; None unless each is the last of its sequence and they are in order.
 
-    The last row of a sequence sees all its keys, as in decode, so attention needs to know only which rows there are.
+    The last row of a sequence sees all its keys, as in decode, so attention needs to know only which rows remain.
     """
     ends = cu_seqlens_q[1:].long() - 1
     chosen = torch.isin(ends, rows) & (ends >= cu_seqlens_q[:-1])
@@ -75,7 +75,7 @@ def starts_of(rows: Tensor, cu_seqlens_q: Tensor) -> Tensor | None:
 
 
 class Tables(NamedTuple):
-    """What all layers share, contiguous int32. `sampled_starts` is `cu_seqlens_q` for the last layer's attention."""
+    """Tables that all layers share, contiguous int32. sampled_starts: `cu_seqlens_q` for the last layer's attention."""
 
     starts: Tensor
     sampled_starts: Tensor
@@ -103,7 +103,7 @@ def check_slots(cache: LayerCache, first: Tensor, num_tokens: int) -> None:
 
 
 def pool_struct(attention: c_void_p, caches: Sequence[LayerCache], tables: Tables, scale: float) -> native.Pool:
-    """Return the arguments of lesson 3's kernel; `caches` are contiguous, and alive while the struct is used."""
+    """Return the arguments of lesson 3's kernel. `caches` must be contiguous and outlive the struct."""
     structs = (
         native.Cache(
             k=cache.k.data_ptr(),

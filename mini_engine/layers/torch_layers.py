@@ -1,8 +1,8 @@
-"""Lesson 9. Fast layers without a compiler, from what torch alone offers.
+"""Lesson 9. Fast layers without a compiler, from torch's own operations.
 
 q, k and v are one matrix, gate and up another, so a layer makes four matrix calls instead of seven. In bfloat16 oneDNN
-packs the weights. Norm and RoPE treat the heads of q and k as one tensor. A long prompt takes the small operations
-piece by piece, so that each finds in the cache what the previous one wrote.
+packs the weights. Norm and RoPE treat the heads of q and k as one tensor. Long prompts run the small operations in
+pieces, so that each operation finds the previous one's output in the cache.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,8 +17,8 @@ from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
 from mini_engine.model.rope import apply_rope
 
-FEWEST_ROWS = 4  # with fewer, oneDNN is slower, and a single row has other bits than the same row in a batch
-PIECE = 256  # rows; results for more do not fit in the cache, and each is written to memory that is mapped for it alone
+FEWEST_ROWS = 4  # with fewer, oneDNN is slower, and a single row gets other bits than the same row in a batch
+PIECE = 256  # rows; results for more do not fit in the cache, and each is written to freshly mapped memory
 
 
 class TorchLinear(nn.Module):
@@ -31,7 +31,7 @@ class TorchLinear(nn.Module):
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """x `[T, in_features]` -> `[T, out_features]`."""
+        """Map x `[T, in_features]` to `[T, out_features]`."""
         if not self.weight.is_mkldnn:
             return F.linear(x, self.weight, self.bias)
         filled = F.pad(x, (0, 0, 0, max(0, FEWEST_ROWS - len(x))))
@@ -41,8 +41,8 @@ class TorchLinear(nn.Module):
 def join(*linears: nn.Linear) -> TorchLinear:
     """Return one layer whose outputs are those of `linears`, one after the other.
 
-    All take the same input, and either all have a bias or none has. Their own weights are released: afterwards only the
-    joined layer holds them, even while the model that they came from is still referenced.
+    They share an input, and either all have a bias or none has. Their own weights are released: afterwards only the
+    joined layer holds them, even while the model they came from is still referenced.
     """
     weight = torch.cat([linear.weight.data for linear in linears])
     bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
@@ -51,15 +51,15 @@ def join(*linears: nn.Linear) -> TorchLinear:
     return TorchLinear(weight, bias)
 
 
-Join = Callable[..., nn.Module]  # one layer in place of several that take the same input: `join`
+Join = Callable[..., nn.Module]  # one layer in place of several that share an input: `join`
 
 
 class TorchDecoderLayer(nn.Module):
     """Lesson 0's decoder layer in fewer, larger operations.
 
     Args:
-        heads: query heads and key heads. matrix: makes each of the four matrices. exchange: completes the sums of the
-            two that a process may have a part of.
+        heads: query heads and key heads. matrix: makes each of the four matrices. exchange: completes the sums of o and
+            down, of which a process may have a part.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class TorchModel(nn.Module):
         super().__init__()
         self.config = model.config
         heads = (self.config.num_attention_heads, self.config.num_key_value_heads)
-        loaded = cast(Iterable[Qwen3DecoderLayer], model.model.layers)  # a ModuleList does not say of what
+        loaded = cast(Iterable[Qwen3DecoderLayer], model.model.layers)  # ModuleList has no element type
         self.layers = nn.ModuleList(TorchDecoderLayer(layer, heads, matrix, exchange) for layer in loaded)
         self.rope, self.norm = model.model.rope, model.model.norm
 

@@ -1,4 +1,4 @@
-"""Lesson 0. What an engine knows of a model: its config, and where its weights are. Faster layers answer the same."""
+"""Lesson 0. The engine's view of a model: config, dtype and device. Faster layers have the same interface."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class CausalLM(nn.Module):
-    """A language model. Calling it runs one packed step: `Qwen3ForCausalLM.forward` says how.
+    """A language model. Calling it runs one packed step; see `Qwen3ForCausalLM.forward`.
 
     Args:
         config: its shape. model: its layers, with the last norm as `norm`.

@@ -13,7 +13,7 @@ class Linear(nn.Linear):
     """`nn.Linear` without random initial weights: every weight comes from a checkpoint."""
 
     def reset_parameters(self) -> None:
-        """Do nothing. Even on the meta device, random numbers would make torch import its compiler: a second."""
+        """Do nothing. Even on the meta device, random numbers would make torch import its compiler: about a second."""
 
 
 class Embedding(nn.Embedding):

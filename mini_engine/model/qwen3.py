@@ -1,7 +1,7 @@
-"""Lesson 0. The dense Qwen3 model, written once for all lessons: it names no lesson and no storage class.
+"""Lesson 0. The dense Qwen3 model, written once for all lessons and independent of the storage.
 
-Tokens are packed, `[T]`, and `meta.positions` has each token's position. Where K and V are kept and how they are read
-back is the store's business; attention makes two calls:
+Tokens are packed, `[T]`, and `meta.positions` has each token's position. The store decides where K and V are kept and
+how they are read back; attention makes two calls:
 
     kv.set_kv(layer, meta.slot_mapping, k, v)      # k, v [T, H_kv, D]
     kv.attend(layer, q, meta) -> out               # q, out [T, H_q, D]
@@ -93,7 +93,7 @@ class Qwen3ForCausalLM(CausalLM):
     """The model with its vocabulary head; a tied checkpoint uses the embedding matrix as its head.
 
     Args:
-        layers: makes what lies below the head. Lesson 11 has others.
+        layers: creates everything below the head. Lesson 11 passes its own.
     """
 
     def __init__(self, config: Qwen3Config, layers: Callable[[Any], nn.Module] = Qwen3Model) -> None:
@@ -103,7 +103,7 @@ class Qwen3ForCausalLM(CausalLM):
 
     @property
     def head_weight(self) -> Tensor:
-        """`[vocab_size, hidden_size]`, the matrix that turns hidden states into logits."""
+        """The matrix `[vocab_size, hidden_size]` that turns hidden states into logits."""
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
     def forward(self, token_ids: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:

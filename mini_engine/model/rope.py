@@ -2,7 +2,8 @@
 
 Pair i of a head turns by `position * inv_freq[i]`: the first pairs turn quickly and tell neighbours apart, the last
 ones turn once in thousands of tokens. A scaling slows pairs down, so that positions beyond the training context turn no
-further than those that the model has seen. Each formula is in the order of Hugging Face's, so the bits are the same.
+further than those that the model has seen. Each formula has the same order of operations as Hugging Face's, so the bits
+are the same.
 """
 
 import math
@@ -49,7 +50,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def inverse_frequencies(config: Qwen3Config) -> Tensor:
-    """Return `[D/2]` float32 on the CPU: the radians that each pair turns per position, scaled as `config` says."""
+    """Return `[D/2]` float32 on the CPU: the radians that each pair turns per position, with `config`'s scaling."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim
     periods = config.rope_theta**exponents  # positions per radian
     scaling = config.rope_scaling
@@ -100,7 +101,7 @@ def yarn(periods: Tensor, config: Qwen3Config) -> Tensor:
 
 
 def attention_factor(config: Qwen3Config) -> float:
-    """Return what multiplies cosine and sine: with "yarn" attention is sharpened as the context grows, otherwise 1."""
+    """Return the factor of cosine and sine: with "yarn" attention is sharpened as the context grows, otherwise 1."""
     s = config.rope_scaling
     if s.rope_type != "yarn":
         return 1.0

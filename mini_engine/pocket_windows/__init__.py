@@ -1,6 +1,6 @@
 """Course machinery. The pocket model with windows: a config.json for the pocket model's own weights.
 
-Four of six layers see 23 tokens. It was not trained so, and writes sentences nevertheless; README.md says how well.
+Four of six layers see 23 tokens. It was not trained that way but still writes sentences; README.md says how good it is.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Lesson 17. Attention over rows in torch: the specification, and lesson 3's folded attention.
 
-Both gather rows and widen what they have gathered; none makes a copy of the pool in full precision. Queries must be
-rotated as the rows are.
+Both gather rows and widen only those; neither makes a copy of the pool in full precision. Queries must be rotated like
+the rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ def reference_attention(
     rows: RowFormat,
     attend: Callable[[Tensor, Tensor, Tensor, float], Tensor] = causal_attention,
 ) -> Tensor:
-    """The specification: lesson 3's reference over the numbers that the rows stand for. `attend` masks them."""
+    """Run the specification: lesson 3's reference over the numbers that the rows encode. `attend` masks them."""
     out = torch.zeros_like(q)
     for s, (begin, end) in enumerate(pairwise(cu_seqlens_q.tolist())):
         if begin == end:
@@ -41,7 +41,7 @@ def reference_attention(
 
 
 class FoldedRowAttention(FoldedAttention):
-    """Lesson 3's attention in torch alone; what it copies is widened on the way."""
+    """Lesson 3's attention in torch alone; rows are widened as they are copied."""
 
     def __init__(self, rows: RowFormat, window: int = EVERY_KEY) -> None:
         super().__init__(window)

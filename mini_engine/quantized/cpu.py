@@ -25,10 +25,10 @@ SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 def load(device: torch.device, dtype: torch.dtype, rows: str) -> PagedAttention:
-    """Return the C++ kernel for queries of this dtype over rows of the format with this name, built if it never was.
+    """Return the C++ kernel for queries of this dtype over rows of the named format, built first if necessary.
 
     Raises:
-        UserError: not a CPU, not a dtype it knows, or it cannot be built here.
+        UserError: the device is not a CPU, the dtype is not supported, or the kernel cannot be built here.
     """
     if device.type != "cpu":
         raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for triton or torch")
@@ -48,7 +48,7 @@ def paged_attention(
     *,
     rows: str,
 ) -> Tensor:
-    """Attend as the contract says, to caches of these rows; q's dtype chooses the function."""
+    """Implement the contract for caches of these rows; q's dtype selects the function."""
     tables = cu_seqlens_q, seq_lens_kv, block_table
     return call(function_for(rows, q.dtype), q, k_cache, v_cache, *tables, scale, window)
 
@@ -70,7 +70,7 @@ def function_for(rows: str, dtype: torch.dtype) -> Callable[..., int]:
 
 @functools.cache
 def _library(rows: str) -> ctypes.CDLL | UserError:
-    """The compiled kernel, or why there is none: a failed build is not repeated in this process."""
+    """Return the compiled kernel, or the error of its build: a process does not repeat a failed build."""
     names = [name_of(rows, dtype) for dtype in SUFFIXES]
     try:
         return find_or_build(SOURCES[rows], lambda path: open_library(path, names))

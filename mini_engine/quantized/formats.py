@@ -1,4 +1,4 @@
-"""Lesson 17. The formats of rows, int8 and int4: all that pools, pool makers and kernels need to know of them."""
+"""Lesson 17. The row formats, int8 and int4: everything that pools, pool makers and kernels need to know about them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ def as_it_is(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How a vector is stored as a row of bytes.
+    """The format in which a vector is stored as a row of bytes.
 
     name: as in EngineConfig's kv_dtype. dtype: of the rows, one byte each.
-    row_bytes: the size of a row of so many numbers.
+    row_bytes: returns the size of a row for a vector of D numbers.
     pack: vectors `[..., D]` to rows `[..., row_bytes(D)]`. unpack: rows, D and a dtype to vectors.
-    rotate: applied to vectors before they are packed, its own inverse. Keys, values and queries are rotated alike, so
-        scores do not change, and a result is rotated back. Rotating nothing is a rotation, too.
+    rotate: applied to vectors before packing; its own inverse. Keys, values and queries are rotated alike, so scores
+        do not change, and a result is rotated back. For a format without rotation, the identity.
     """
 
     name: str
@@ -38,7 +38,7 @@ class RowFormat:
         return self.pack(self.rotate(x.float()))
 
     def read(self, stored: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-        """Return the vectors `[..., dim]` that stored rows stand for, rotated back."""
+        """Return the vectors `[..., dim]` that stored rows encode, rotated back."""
         return self.rotate(self.unpack(stored, dim, dtype))
 
 

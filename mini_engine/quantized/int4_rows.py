@@ -1,17 +1,17 @@
-"""Lesson 17. int4 rows: one token's key or value in one head as 4-bit codes, each 32 with their step and their least.
+"""Lesson 17. int4 rows: one token's key or value in one head as 4-bit codes, each group of 32 with a step and a least.
 
     row = codes, two in a byte │ zeros up to 4 bytes │ steps, float16 │ leasts, float16      x ≈ code · step + least
 
-Number 2i is in the lower half of byte i, number 2i + 1 in the upper half. With 16 levels each of them counts, so a
+Number 2i is in the lower half of byte i, number 2i + 1 in the upper half. With only 16 levels, none may be wasted, so a
 group spans exactly from its least number to its largest, and small groups keep one large number from widening the steps
-of the others. A group takes 20 bytes, 5 bits a number, as a block of llama.cpp's q4_1 does.
+of the others. A group takes 20 bytes, 5 bits a number, like a block of llama.cpp's q4_1.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-GROUP = 32  # numbers with a step and a least of their own; the last group of a vector may have fewer
+GROUP = 32  # numbers that share a step and a least; the last group of a vector may have fewer
 LEVELS = 15  # steps between the least and the largest number of a group
 ALIGNMENT = 4
 
@@ -21,12 +21,12 @@ def quantize4(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         codes uint8 `[..., D]` from 0 to 15, steps and leasts float16 `[..., groups]`. A group of equal numbers has step
-        0. One with a NaN, an infinity or numbers beyond float16's range has a step or a least that is not finite, so
+        0. A group with NaN, infinity or numbers beyond float16's range has a step or a least that is not finite, so
         the fault stays visible.
     """
     x, dim = x.float(), x.shape[-1]
     if spare := -dim % GROUP:
-        x = torch.cat((x, x[..., -1:].expand(*x.shape[:-1], spare)), dim=-1)  # changes no least and no largest
+        x = torch.cat((x, x[..., -1:].expand(*x.shape[:-1], spare)), dim=-1)  # keeps the least and the largest
     groups = x.unflatten(-1, (-1, GROUP))
     least, largest = groups.aminmax(dim=-1)
     step, least = ((largest - least) / LEVELS).half(), least.half()
@@ -35,7 +35,7 @@ def quantize4(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def num_groups(dim: int) -> int:
-    """Return how many groups a vector of `dim` numbers has."""
+    """Return the number of groups in a vector of `dim` numbers."""
     return -(-dim // GROUP)
 
 
@@ -55,14 +55,14 @@ def pack(x: Tensor) -> Tensor:
 
 
 def joined(codes: Tensor, step: Tensor, least: Tensor) -> Tensor:
-    """Return what `quantize4` returned as rows: codes `[..., D]` uint8, step and least `[..., groups]` float16."""
+    """Return the results of `quantize4` as rows: codes `[..., D]` uint8, step and least `[..., groups]` float16."""
     dim = codes.shape[-1]
     codes = F.pad(codes, (0, 2 * code_bytes(dim) - dim))
     return torch.cat((codes[..., ::2] | codes[..., 1::2] << 4, torch.cat((step, least), -1).view(torch.uint8)), -1)
 
 
 def unpack(rows: Tensor, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the vectors `[..., dim]` that rows `[..., row_bytes(dim)]` stand for; rows must be contiguous."""
+    """Return the vectors `[..., dim]` that rows `[..., row_bytes(dim)]` encode; rows must be contiguous."""
     pairs, steps = rows[..., : code_bytes(dim)], rows.view(torch.float16)[..., -2 * num_groups(dim) :].float()
     codes = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2)[..., :dim]
     step, least = (x.repeat_interleave(GROUP, dim=-1)[..., :dim] for x in steps.chunk(2, dim=-1))

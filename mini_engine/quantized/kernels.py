@@ -2,8 +2,8 @@
 
 Each takes lesson 3's arguments, with caches `[num_blocks, block_size, H_kv, row_bytes(D)]` of bytes. None makes a copy
 of the pool in full precision: reference and torch widen the rows that they gather, cpu and triton those they hold in
-registers or in the processor's first cache. Rows of rotated vectors are read as they are: it is the query that is
-rotated before, and the result that is rotated back.
+registers or in the L1 cache. Rows of rotated vectors are read as they are: the query is rotated first, and the result
+is rotated back.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ NAMES = ("reference", "torch", "cpu", "triton")
 class RowKernel(Kernel):
     """A kernel for caches of rows. Calling it checks the inputs first, as in lesson 3.
 
-    paged_attention: takes queries that are rotated as the rows are. rows: the format of the caches.
+    paged_attention: takes queries rotated like the rows. rows: the format of the caches.
     """
 
     rows: RowFormat

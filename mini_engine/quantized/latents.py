@@ -1,8 +1,7 @@
 """Lesson 17. Kernels that read lesson 16's latents as rows, by their names.
 
-A latent and a rotary key are a row each. With a rotation, both parts of a query are rotated before, and the result,
-which is a weighted sum of rotated latents, is rotated back; keys and values that are expanded are made of vectors that
-were rotated back.
+A latent and a rotary key are a row each. With a rotation, both parts of a query are rotated first, and the result, a
+weighted sum of rotated latents, is rotated back; keys and values are expanded from vectors that were rotated back.
 """
 
 import ctypes
@@ -38,7 +37,7 @@ def load_kernel(
     """Return lesson 16's kernel with this name, for queries of this dtype on this device, over rows of this format.
 
     Raises:
-        UserError: there is no such kernel, or the one asked for cannot work here; the sentence says why.
+        UserError: there is no such kernel, or it cannot work here; the message says why.
     """
     device = torch.device(device)
     if name == "auto":
@@ -69,7 +68,7 @@ def rotated(
     block_table: Tensor,
     scale: float,
 ) -> Tensor:
-    """Attend as the contract says, by a kernel whose queries are rotated as the rows are."""
+    """Implement the contract with a kernel whose queries are rotated like the rows."""
     tables = cu_seqlens_q, seq_lens_kv, block_table
     return rows.rotate(attend(rows.rotate(q), rows.rotate(q_rope), c_cache, r_cache, *tables, scale))
 
@@ -93,7 +92,7 @@ def latent_attention(
     block_table: Tensor,
     scale: float,
 ) -> Tensor:
-    """Attend as the contract says; q's dtype chooses the function."""
+    """Implement the contract; q's dtype selects the function."""
     tensors = q, q_rope, c_cache, r_cache, cu_seqlens_q, seq_lens_kv, block_table
     return call(function_for(rows, q.dtype), *tensors, scale)
 
@@ -115,7 +114,7 @@ def function_for(rows: str, dtype: torch.dtype) -> Callable[..., int]:
 
 @functools.cache
 def _library() -> ctypes.CDLL | UserError:
-    """The compiled kernel, or why there is none: a failed build is not repeated in this process."""
+    """Return the compiled kernel, or the error of its build: a process does not repeat a failed build."""
     names = [name_of(rows, dtype) for rows in FORMATS for dtype in SUFFIXES]
     try:
         return find_or_build(SOURCES, lambda path: open_library(path, names))

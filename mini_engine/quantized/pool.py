@@ -2,7 +2,8 @@
 
 K and V are rounded once, when they are written. The layout is lesson 3's, `[num_blocks, block_size, H_kv, row]`, with
 rows in place of vectors, so blocks are copied, moved and kept in the tiers as before. Answers are close to those of
-full precision, but they are not the same: `bench.py kv_dtype` measures how close.
+full
+precision, but not the same: `bench.py kv_dtype` measures how close.
 """
 
 import math
@@ -57,7 +58,7 @@ class RowKvPool(KvPool):
 
 @dataclass(frozen=True)
 class RowShape:
-    """What a pool of rows holds of a token in each layer, at one byte a number."""
+    """The shape of a token's rows in each layer, at one byte an element."""
 
     num_hidden_layers: int
     k_shape: tuple[int, int]

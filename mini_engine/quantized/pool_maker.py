@@ -24,15 +24,15 @@ class RowPoolMaker(PoolMaker):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that a pool needs for one token, scales included."""
+        """The bytes that a pool needs for one token, scales included."""
         return bytes_per_token(self.config, self.rows)
 
     def make(self, num_blocks: int, block_size: int, kernel: str) -> RowKvPool:
-        """Return a pool of rows. Kernels have the names of lessons 3 and 16; UserError if none has this one."""
+        """Return a pool of rows. Kernels have the names of lessons 3 and 16; UserError if there is no such kernel."""
         load = latents.load_kernel if self.config.has_latents else kernels.load_kernel
         attend = load(kernel, self.device, self.dtype, self.rows)
         return RowKvPool(self.rows, self.config, num_blocks, block_size, attend, self.device)
 
     def on(self, device: torch.device) -> Self:
-        """Return what makes such pools on another device."""
+        """Return a maker of such pools on another device."""
         return type(self)(self.config, self.dtype, device, self.rows)

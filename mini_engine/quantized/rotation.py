@@ -1,8 +1,8 @@
 """Lesson 17. Rotation before rounding: each number of a rotated vector is a mix of all numbers of the vector.
 
-A channel that is much larger than the others takes nearly all levels of its group. A Hadamard matrix has entries of
-one size, so it spreads such a channel evenly over all numbers. It is orthonormal: lengths and products of vectors stay
-as they are, (H q) · (H k) = q · k. And it is symmetric, so it is its own inverse.
+A channel that is much larger than the others takes up nearly all levels of its group. All entries of a Hadamard matrix
+have the same magnitude, so it spreads such a channel evenly over all numbers. It is orthonormal, so lengths and
+products of vectors do not change, (H q) · (H k) = q · k; and it is symmetric, so it is its own inverse.
 """
 
 import functools
@@ -26,7 +26,7 @@ def hadamard(n: int) -> Tensor:
 
 
 def block_of(dim: int) -> int:
-    """Return the largest power of two that divides `dim`: how many numbers are mixed with each other."""
+    """Return the largest power of two that divides `dim`: the number of elements that are mixed with each other."""
     return dim & -dim
 
 
@@ -43,6 +43,6 @@ def rotate(x: Tensor) -> Tensor:
 
 @functools.cache
 def _matrix(n: int, device: torch.device) -> Tensor:
-    """The Hadamard matrix on this device, made once: a captured step may not copy it there."""
+    """Return the Hadamard matrix on this device, copied once: a captured step may not copy it there."""
     with torch.inference_mode(False):
         return hadamard(n).to(device)

@@ -2,16 +2,16 @@
 
     row = D × int8 │ zeros up to a multiple of 4 bytes │ scale, float32          x ≈ int8 · scale
 
-Every row has a scale of its own, because keys differ in size from token to token and from head to head: a large one
-would take the resolution from all that share its scale. The scale lies in the row, so what moves rows (copying blocks,
-compaction, records in the tiers) moves scales without knowing of them. llama.cpp's q8_0 is laid out likewise.
+Every row has its own scale, because keys differ in size from token to token and from head to head: a large key would
+cost resolution in all keys that share its scale. The scale is stored in the row, so everything that moves rows (copying
+blocks, compaction, records in the tiers) moves scales along. llama.cpp's q8_0 has the same layout.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LEVELS = 127  # -128 is not used, so that x and -x have the same size
+LEVELS = 127  # -128 is not used, so that x and -x round alike
 ALIGNMENT = torch.float32.itemsize
 
 
@@ -20,7 +20,7 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         int8 `[..., D]` from -127 to 127, and the scales `[...]` in float32. A vector of zeros has scale 0. A vector
-        with a NaN or an infinity has a scale that is not finite, so the fault stays visible.
+        with NaN or infinity has a scale that is not finite, so the fault stays visible.
     """
     x = x.float()
     scale = x.abs().amax(-1) / LEVELS
@@ -42,5 +42,5 @@ def pack(x: Tensor) -> Tensor:
 
 
 def unpack(rows: Tensor, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the vectors `[..., dim]` that rows `[..., row_bytes(dim)]` stand for; rows must be contiguous."""
+    """Return the vectors `[..., dim]` that rows `[..., row_bytes(dim)]` encode; rows must be contiguous."""
     return (rows[..., :dim] * rows.view(torch.float32)[..., -1:]).to(dtype)

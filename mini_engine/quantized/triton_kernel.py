@@ -13,7 +13,7 @@ from mini_engine.attention.contract import EVERY_KEY, PagedAttention
 
 
 def load(device: torch.device, dtype: torch.dtype, rows: str) -> PagedAttention:
-    """Return the kernel for queries of this dtype over the rows with this name; UserError as in lesson 3."""
+    """Return the kernel for queries of this dtype over rows of the named format; UserError as in lesson 3."""
     plain.load(device, dtype)
     return cast(PagedAttention, partial(paged_attention, rows=rows))
 
@@ -30,14 +30,14 @@ def paged_attention(
     *,
     rows: str,
 ) -> Tensor:
-    """Attend as the contract says, to caches of these rows. Block ids are trusted: a check would wait."""
+    """Implement the contract for caches of these rows. Block ids are trusted: a check would wait for the device."""
     tables = cu_seqlens_q, seq_lens_kv, block_table
     return plain.launch(LOADERS[rows], q, k_cache, v_cache, *tables, scale, window)
 
 
 @triton.jit
 def _load_int8(cache, row, mask, d, DIM: tl.constexpr):
-    """Rows of the cache as the numbers they stand for, `[KEYS, WIDTH]` float32; the scale is a row's last 4 bytes."""
+    """Load rows of the cache as numbers, `[KEYS, WIDTH]` float32; the scale is a row's last 4 bytes."""
     BYTES: tl.constexpr = (DIM + 3) // 4 * 4 + 4
     begin = cache + row * BYTES
     scale = tl.load((begin + (BYTES - 4)).to(tl.pointer_type(tl.float32)), mask=mask, other=0.0)
@@ -47,9 +47,9 @@ def _load_int8(cache, row, mask, d, DIM: tl.constexpr):
 
 @triton.jit
 def _load_int4(cache, row, mask, d, DIM: tl.constexpr):
-    """As above. Two codes are in a byte; behind them are the steps of all groups of 32 numbers, and then the leasts.
+    """Do the same for int4. A byte holds two codes; after them come the steps of all groups of 32, then the leasts.
 
-    Each byte, step and least is loaded once. An address for each number would take all of a thread's registers.
+    Each byte, step and least is loaded once. A separate address for each number would take all of a thread's registers.
     """
     CODES: tl.constexpr = (DIM + 7) // 8 * 4
     GROUPS: tl.constexpr = (DIM + 31) // 32

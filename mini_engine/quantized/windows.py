@@ -1,7 +1,7 @@
 """Lesson 17. Kernels over rows with lesson 15's window.
 
-cpu and triton take a window as one more argument. reference and torch gather first: they are handed only the blocks
-that are still seen, and hide what else is behind a window.
+cpu and triton take a window as one more argument. reference and torch gather first: they get only the blocks that are
+still visible, and mask the remaining keys before a window.
 """
 
 from collections.abc import Callable

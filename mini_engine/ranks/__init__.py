@@ -1,1 +1,1 @@
-"""Lesson 18. One model over several processes: each has its share of the heads, and of the K and V."""
+"""Lesson 18. One model over several processes (tensor parallel): each has its share of the heads and of K and V."""

@@ -1,6 +1,6 @@
-"""Lesson 18. What ranks do together: they add up, and rank 0 gathers. Every call is counted.
+"""Lesson 18. The collectives of ranks: all-reduce, and gather to rank 0. Every call is counted.
 
-A collective is a meeting: each rank waits in it for all others, and all must come to the same ones in the same order.
+A collective is a meeting: each rank waits in it for all others, and all must join the same ones in the same order.
 """
 
 import time
@@ -18,9 +18,10 @@ from mini_engine.layers.exchange import NativeExchange
 
 @dataclass
 class Traffic:
-    """What this rank has brought to its collectives.
+    """This rank's traffic through its collectives.
 
-    calls: how many there were. bytes: of its own tensors. seconds: until the results were there, waiting included.
+    calls: the number of collectives. bytes: of its own tensors. seconds: until the results were there, waiting
+        included.
     """
 
     calls: int = 0
@@ -29,7 +30,7 @@ class Traffic:
 
     @contextmanager
     def counting(self, x: Tensor) -> Iterator[None]:
-        """Count the collective in the `with` block, to which this rank brings x."""
+        """Count the collective in the `with` block, to which this rank contributes x."""
         begun = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - begun
@@ -41,7 +42,7 @@ class Collectives(Protocol):
     """The meetings of the ranks of one model.
 
     Attributes:
-        rank: this process's number, from 0. num_ranks: how many there are. traffic: what this rank has brought so far.
+        rank: this process's number, from 0. num_ranks: the number of processes. traffic: this rank's so far.
     """
 
     rank: int
@@ -51,7 +52,7 @@ class Collectives(Protocol):
     def traffic(self) -> Traffic: ...
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Add x, of one shape and dtype in all ranks, over all of them, in place, and return it."""
+        """Add x, of the same shape and dtype in all ranks, over all of them, in place, and return it."""
         ...
 
     def gather(self, x: Tensor) -> Tensor:
@@ -59,18 +60,18 @@ class Collectives(Protocol):
         ...
 
     def native(self, dtype: torch.dtype) -> NativeExchange | None:
-        """Return what lesson 9's C++ calls in place of `all_reduce`, or None."""
+        """Return the exchange that lesson 9's C++ calls in place of `all_reduce`, or None."""
         ...
 
     def check(self, why: int) -> None:
-        """Raise RuntimeError unless C++ was told 0."""
+        """Raise RuntimeError unless `why`, which C++ received, is 0."""
         ...
 
 
 class TorchCollectives:
     """The collectives of `torch.distributed`'s process group: gloo between CPUs, NCCL between GPUs (never run).
 
-    The group must have been made when the first of them is called.
+    The group must exist before the first call.
     """
 
     def __init__(self, rank: int, num_ranks: int) -> None:
@@ -91,7 +92,7 @@ class TorchCollectives:
         return x if parts is None else torch.cat(parts, dim=1)
 
     def native(self, dtype: torch.dtype) -> None:
-        """C++ cannot call this one."""
+        """Return None: C++ cannot call torch.distributed."""
 
     def check(self, why: int) -> None:
-        """Nothing was called from C++."""
+        """Do nothing: C++ calls none of them."""

@@ -1,4 +1,4 @@
-"""Lesson 18. A rank other than rank 0: it runs its share of every step that rank 0 plans."""
+"""Lesson 18. The process of a rank other than rank 0: runs its share of every step that rank 0 plans."""
 
 import os
 import signal
@@ -30,11 +30,11 @@ READY, MEET = b"ready", b"meet"
 
 
 class Place(NamedTuple):
-    """What a rank needs to know to join.
+    """Everything that a rank needs to join.
 
-    path: the checkpoint's directory. read: checks it; a function of a module, so that other processes find it.
-    backend: of the layers, the same in all ranks. transport: how ranks reach each other. pulse: their signs of life.
-    num_threads: of each rank. device: the type of the ranks' devices; with "cuda" each has the GPU of its number.
+    path: the checkpoint's directory. read: checks it; a module-level function, so that it can be pickled.
+    backend: of the layers, the same in all ranks. transport: connects the ranks. pulse: their heartbeats.
+    num_threads: of each rank. device: the type of the ranks' devices; with "cuda", rank i has GPU i.
     """
 
     path: str
@@ -53,16 +53,17 @@ class Place(NamedTuple):
 
 
 def part_of_rank(place: Place, stored: Stored[Any], cut: RankCut, collectives: Collectives) -> Any:
-    """Load a rank's share of a model, and return it with its layers. Raises UserError if it cannot have them."""
+    """Load a rank's share of a model and return it with its layers. Raises UserError if the layers do not work here."""
     model = stored.load(place.dtype, place.device_of(cut.rank), cut)
     return with_layers(model, place.backend, collectives)
 
 
 def follow(rank: int, place: Place, pipe: "Connection[Any, Any]", replies: "Connection[Any, Any]") -> None:
-    """In another rank's process: join, then run the share of this rank until rank 0 ends.
+    """Run the process of a rank other than 0: join, then run this rank's share until rank 0 ends.
 
     Args:
-        pipe: brings rank 0's messages, and takes this rank's last words. replies: takes what rank 0 waits for.
+        pipe: brings rank 0's messages and takes this rank's last error. replies: takes the answers that rank 0 waits
+            for.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's to handle
     Thread(target=live_with_rank_0, args=(rank, place, pipe), daemon=True).start()
@@ -76,25 +77,25 @@ def follow(rank: int, place: Place, pipe: "Connection[Any, Any]", replies: "Conn
         follow_plans(model, pipe, replies)
     except EOFError:
         os._exit(0)
-    except Exception as error:  # whatever it is, rank 0 says it to the user
+    except Exception as error:  # rank 0 reports it to the user
         end_with(first_line(error), pipe)
 
 
 def live_with_rank_0(rank: int, place: Place, pipe: "Connection[Any, Any]") -> None:
-    """Give signs of life until rank 0 ends or gives none, then end this process, whatever it is doing."""
+    """Send heartbeats until rank 0 ends or sends none, then end this process, whatever it is doing."""
     rank_0 = parent_process()
     assert rank_0 is not None and rank_0.pid is not None  # `follow` runs in no other process
     pulse = Pulse(rank, place.num_ranks, place.pulse)
     while not wait([rank_0.sentinel], TICK_SECONDS):
         pulse.tick()
         if seconds := pulse.seconds_lost(0, rank_0.pid):
-            end_with(f"rank 0 gave no sign of life for {seconds:g} s", pipe)
+            end_with(f"rank 0 sent no heartbeat for {seconds:g} s", pipe)
     os._exit(0)
 
 
 def end_with(words: str, pipe: "Connection[Any, Any]") -> NoReturn:
-    """End this process, with last words for rank 0. Its other threads may be waiting for a rank that is gone."""
-    with suppress(OSError):  # rank 0 has ended, too
+    """End this process and send rank 0 the reason. Other threads may be waiting for a rank that is gone."""
+    with suppress(OSError):  # rank 0 has ended too
         pipe.send_bytes(words.encode())
     os._exit(1)
 

@@ -1,6 +1,6 @@
-"""Lesson 18. The layers of a rank: those of every other model here, completed by what the other ranks compute.
+"""Lesson 18. The layers of a rank: those of the other lessons, with sums completed over all ranks.
 
-Behind matrices that are cut by rows, partial sums are added up over all ranks; `vocabulary.py` completes embedding and
+After matrices that are cut by rows, partial sums are added up over all ranks; `vocabulary.py` completes embedding and
 head.
 """
 
@@ -21,7 +21,7 @@ class CompletedModel(CausalLM):
     """A rank's model with the layers of lesson 0, 11 or 16.
 
     Args:
-        model: its part. head: turns hidden rows into logits.
+        model: this rank's part. head: turns hidden rows into logits.
     """
 
     def __init__(self, model: CausalLM, head: nn.Module) -> None:
@@ -37,10 +37,10 @@ class CompletedModel(CausalLM):
 def with_layers(model: Any, backend: str, collectives: Collectives) -> Any:
     """Return a rank's model with the layers of this backend. It takes over the weights of `model`.
 
-    Every rank must ask for the same backend: one that added up in other places would wait for the others forever.
+    Every rank must use the same backend: one that added up at other points would wait for the others forever.
 
     Args:
-        model: what `RankCut` loads.
+        model: a rank's share, as loaded with `RankCut`.
 
     Raises:
         UserError: the backend does not work here.
@@ -69,7 +69,7 @@ def with_layers(model: Any, backend: str, collectives: Collectives) -> Any:
 
 
 def with_sums(model: Any, exchange: Exchange) -> Any:
-    """Return the model, the sums of its matrices that are cut by rows completed by `exchange`."""
+    """Return the model with the sums of its row-cut matrices completed by `exchange`."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if name in BY_ROWS:

@@ -1,4 +1,4 @@
-"""Lesson 18. Refuses in one sentence, before any process starts, what ranks cannot carry out, and says why."""
+"""Lesson 18. Refuses options that do not work with ranks, with the reason, before any process starts."""
 
 import torch
 import torch.distributed as dist
@@ -7,25 +7,25 @@ from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
 from mini_engine.values import shown
 
-# option: a value that ranks cannot carry out, and why
+# option: a value that does not work with ranks, and why
 UNABLE = {
-    "backend": ("fused", "lesson 10's layers do not add up what other ranks have"),
-    "cuda_graphs": (True, "a step that waits for other ranks is not captured here"),
+    "backend": ("fused", "lesson 10's layers do not add up partial sums over ranks"),
+    "cuda_graphs": (True, "a step that waits for other ranks cannot be captured here"),
 }
 
 
 def check_shareable(config: EngineConfig) -> None:
-    """Raise UserError if an option asks for something that ranks cannot carry out."""
+    """Raise UserError if an option does not work with ranks."""
     for name, (value, why) in UNABLE.items():
         if getattr(config, name) == value:
             raise alone_only(f"{name} is {shown(value)}", why, "leave it out", name)
 
 
 def device_of_ranks(device: str | torch.device, num_ranks: int) -> str:
-    """Return the type of device that each rank has one of, "cpu" or "cuda".
+    """Return the type of each rank's device, "cpu" or "cuda".
 
     Raises:
-        UserError: this means GPUs, and there are too few, or torch cannot connect them.
+        UserError: the type is "cuda" and there are too few GPUs, or torch cannot connect them.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -40,5 +40,5 @@ def device_of_ranks(device: str | torch.device, num_ranks: int) -> str:
 
 
 def alone_only(what: str, why: str, advice: str, param: str) -> UserError:
-    """Return the error for what works in one process only."""
+    """Return the error for something that works only in one process."""
     return UserError(f"{what}, but {why}; {advice}, or use tensor_parallel_size 1", param=param)

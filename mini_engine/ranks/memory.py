@@ -1,4 +1,4 @@
-"""Lesson 18. The memory of a rank other than rank 0: its shares of the pools, made and changed as rank 0 says."""
+"""Lesson 18. The memory of a rank other than rank 0: its shares of the pools, which follow rank 0's orders."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ class Memory:
         model: the rank's share of the model.
 
     Attributes:
-        kv: its share of lesson 3's pool. states: of lesson 11's, if the model has states.
-        store: what its model reads and writes.
+        kv: its share of lesson 3's pool. states: its share of lesson 11's, if the model has states.
+        store: the store that its model reads and writes.
     """
 
     kv: KvPool
@@ -24,7 +24,7 @@ class Memory:
         self.model = model
 
     def take_kv(self, kv: KvPool) -> None:
-        """Use this KV pool from now on; by way of a store of its kind if the model needs one."""
+        """Use this KV pool from now on, wrapped in a store if the model needs one."""
         self.kv = self.store = kv
         if self.model.config.has_windows:
             from mini_engine.windows.store import GroupedKv
@@ -36,7 +36,7 @@ class Memory:
             self.store = LatentKv(self.model.config, kv)
 
     def make_states(self, max_reqs: int, max_track_slots: int) -> None:
-        """Make a pool of states for the KV pool."""
+        """Create a pool of states to go with the KV pool."""
         from mini_engine.hybrid.fast import native_step_for
         from mini_engine.hybrid.gdn_pool import GdnPool
         from mini_engine.hybrid.store import HybridKv

@@ -1,13 +1,13 @@
-"""Lesson 18. A sum over processes in shared memory with one meeting, in Python: what `meeting.cpp` does, step by step.
+"""Lesson 18. A one-shot all-reduce in shared memory, in Python: the algorithm of `meeting.cpp`, step by step.
 
-    flags    one for each rank: the number of the last meeting that it has come to
+    flags    one for each rank: the number of the latest meeting that it has joined
     parts    two halves, which meetings use in turn; in each, a place for every rank
 
-A rank puts its part into its own place, raises its flag, waits for the flags of all others and adds up all parts. No
-rank writes what another one writes, so nothing is locked.
+A rank copies its part into its own place, raises its flag, waits for the flags of all others and adds up all parts. No
+two ranks write to the same place, so no lock is needed.
 
-`add_up` is a generator: it yields before every access to the board, and there any other rank may run, as between two
-instructions of two processes. So a test can try every order, and the player on lesson 18's page can show one.
+`add_up` is a generator: it yields before every access to the board, where any other rank may run, like processes that
+interleave. So a test can try every order, and the player on lesson 18's page can show one.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Board:
-    """What all ranks see: their flags, 0 at first, and two places for each.
+    """The memory that all ranks share: their flags, 0 at first, and two places for each.
 
     Args:
         count: numbers in a part.
@@ -37,11 +37,11 @@ class Board:
         return self.parts[half, rank].clone()
 
     def flag(self, rank: int) -> int:
-        """Return the number of the last meeting that a rank has come to."""
+        """Return the number of the latest meeting that a rank has joined."""
         return self.flags[rank]
 
     def raise_flag(self, rank: int, meeting: int) -> None:
-        """Say that a rank's part of this meeting lies in its place."""
+        """Announce that a rank's part of this meeting is in its place."""
         self.flags[rank] = meeting
 
 
@@ -51,11 +51,11 @@ def add_up(x: Tensor, board: Board, rank: int, meeting: int) -> Iterator[None]:
     Parts are added in the order of the ranks, in float32, and the sum is rounded once: all ranks have the same bits.
 
     Args:
-        board: seen by all ranks; its flags and places are read and written by its methods only.
-        meeting: its number, counted from 1 and the same in all ranks. Even ones use half 0, odd ones half 1.
+        board: shared by all ranks; its flags and places are accessed only through its methods.
+        meeting: its number, counted from 1 and the same in all ranks. Even meetings use half 0, odd ones half 1.
 
     Yields:
-        before each call of a method of `board`, so at least once for each look at a flag: another rank may run there.
+        before each call of a method of `board`, so at least once for each read of a flag: another rank may run there.
     """
     half = meeting % 2
     yield

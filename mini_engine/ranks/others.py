@@ -11,17 +11,17 @@ import torch.multiprocessing as mp
 from mini_engine.ranks.follow import Place, follow
 from mini_engine.ranks.pulse import TICK_SECONDS, Pulse
 
-NOTICE_SECONDS = 2.0  # for the end of a process to be noticed after its connections have broken
+NOTICE_SECONDS = 2.0  # to notice the end of a process after its connections have broken
 PRINTED = '; its error is printed above; in a script, start it under `if __name__ == "__main__":`'
 
 
 class Others:
-    """The processes of all ranks but rank 0. If one is lost, all of them are ended.
+    """The processes of all ranks but rank 0. If one is lost, all are ended.
 
     Attributes:
-        lost: why no step can run any more; empty as long as one can.
-        has_joined: to be set once all ranks are ready; what is said of an end before is said differently.
-        pipes: take messages to each rank, and bring its last words. replies: bring what rank 0 waits for.
+        lost: the reason no step can run any more; empty while steps can run.
+        has_joined: to be set once all ranks are ready; an earlier end is reported as a failed start.
+        pipes: take messages to each rank and bring its last error. replies: bring the answers that rank 0 waits for.
     """
 
     def __init__(self, place: Place) -> None:
@@ -32,7 +32,7 @@ class Others:
         self.watch = threading.Thread(target=self._watch, daemon=True)
 
     def start(self) -> None:
-        """Start all processes, and watch them from now on."""
+        """Start all processes and watch them from now on."""
         context = mp.get_context("spawn")
         with ctrl_c_ignored():
             for rank in range(1, self.place.num_ranks):
@@ -40,7 +40,7 @@ class Others:
                 reply, answer = context.Pipe(duplex=False)
                 process = context.Process(target=follow, args=(rank, self.place, theirs, answer), daemon=True)
                 process.start()
-                theirs.close()  # or the end of the process would not end the pipe
+                theirs.close()  # otherwise the pipe would outlive the process
                 answer.close()
                 self.pipes.append(ours)
                 self.replies.append(reply)
@@ -48,12 +48,12 @@ class Others:
         self.watch.start()
 
     def await_notice(self) -> None:
-        """Give the thread time to note why something went wrong here; it may have been the end of a process."""
+        """After a failure here, give the watch thread time to notice the end of a process that may have caused it."""
         if self.processes:
             self.watch.join(NOTICE_SECONDS)
 
     def _watch(self) -> None:
-        """Give signs of life, until another rank ends or gives none; note which, and end all others."""
+        """Send heartbeats until another rank ends or sends none; note which one, and end all others."""
         ranks = {process.sentinel: rank for rank, process in enumerate(self.processes, 1)}
         while ranks and not self.lost:
             ended = [ranks[sentinel] for sentinel in wait(list(ranks), TICK_SECONDS)]
@@ -62,10 +62,10 @@ class Others:
                 self.lose(self.ending_of(ended))
             for rank, process in enumerate(self.processes, 1):
                 if seconds := self.pulse.seconds_lost(rank, process.pid):
-                    self.lose(f"{self._name(rank)} has stopped answering (no sign of life for {seconds:g} s)")
+                    self.lose(f"{self._name(rank)} has stopped answering (no heartbeat for {seconds:g} s)")
 
     def ending_of(self, ranks: list[int]) -> str:
-        """Return a sentence about ranks that have ended at once: one that was killed, and others that noticed."""
+        """Describe ranks that have ended at the same time: one that was killed, and others that noticed."""
         for rank in ranks:
             self.processes[rank - 1].join()
         rank = min(ranks, key=lambda rank: self.processes[rank - 1].exitcode)
@@ -89,7 +89,7 @@ class Others:
             return ""
 
     def lose(self, why: str) -> None:
-        """Note why the model is incomplete, unless that is known, and kill all processes; SIGSTOP delays no kill."""
+        """Record why the model is incomplete, unless that is known, and kill all processes, even stopped ones."""
         with self.losing:
             self.lost = self.lost or why
         self.place.transport.interrupt()
@@ -97,7 +97,7 @@ class Others:
             process.kill()
 
     def end(self) -> None:
-        """End all processes, whatever they do. Idempotent."""
+        """End all processes, whatever they are doing. Idempotent."""
         self.lose("the ranks of this model have been ended")
         if self.watch.is_alive():
             self.watch.join()

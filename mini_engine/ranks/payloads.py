@@ -1,12 +1,12 @@
-"""Lesson 18. Lesson 12's payloads over ranks: assembled in the layout of one process, whatever their number.
+"""Lesson 18. Lesson 12's payloads over ranks: assembled in one process's layout, however many ranks there are.
 
     a block's K in one process    token 0: head 0 │ head 1 │ token 1: head 0 │ head 1 │ …
     rank 0's part                 token 0: head 0 │          token 1: head 0 │ …
     rank 1's part                 token 0:          head 1 │ token 1:          head 1 │ …
 
-A record therefore has the same name and the same bytes whether one process or several wrote it, and a directory is of
-use to an engine with another number of ranks. K and V may differ in their last bits, because ranks add up in another
-order, as they may between two backends. Blocks of latents (lesson 16) need no assembly: each rank has all of them.
+So a record has the same name and layout whether one process or several wrote it, and an engine with another number of
+ranks can use the directory. K and V may differ in their last bits, because ranks add up in another order, as may two
+backends. Blocks of latents (lesson 16) need no assembly: each rank has all of them.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from mini_engine.tiers.records import Bytes
 
 
 class Run(NamedTuple):
-    """A run of a rank's payload: `times` times the same pieces, one after another; of each piece a rank has a part.
+    """A run of a rank's payload: the same pieces `times` times, one after another; a rank has a part of each piece.
 
     pieces: bytes of this rank's part of each.
     """

@@ -1,8 +1,8 @@
-"""Lesson 18. The pools of all ranks, as rank 0 makes and copies them: it does its own part and sends the rest.
+"""Lesson 18. The pools of all ranks: rank 0 creates and copies its own, and sends the others the same orders.
 
-Paging, batches, chunks, preemption and prefix sharing decide which tokens are fed and where K and V go. Those are
-numbers, and the same ones in every rank: only the number of heads behind each slot is smaller. Latents (lesson 16) have
-no heads, so each rank has all of them.
+Paging, batches, chunks, preemption and prefix sharing decide which tokens are fed and which slots K and V go to. These
+numbers are the same in every rank; each slot just holds fewer heads. Latents (lesson 16) have no heads, so each rank
+has all of them.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from mini_engine.tiers.records import Bytes
 
 
 class OtherRanks(Group, Protocol):
-    """What pools need of `processes.Ranks`. model: rank 0's."""
+    """The part of `processes.Ranks` that pools use. model: rank 0's."""
 
     num_ranks: int
     model: Any
@@ -42,11 +42,11 @@ class OtherRanks(Group, Protocol):
         ...
 
     def tell_each(self, messages: Sequence[Message]) -> None:
-        """Send each of the other ranks a message of its own."""
+        """Send each of the other ranks its own message."""
         ...
 
     def ask(self, message: Message, num_bytes: int) -> list[bytes]:
-        """Send a message to all other ranks; return the answer of each, of so many bytes."""
+        """Send a message to all other ranks; return the answer of each, `num_bytes` long."""
         ...
 
 
@@ -62,11 +62,11 @@ class SharedPools:
         return self.ranks
 
     def maker(self, own: PoolMaker) -> "SharedPoolMaker":
-        """Return what makes the KV pools of all ranks; `own` makes rank 0's."""
+        """Return the pool maker of all ranks; `own` makes rank 0's pool."""
         return SharedPoolMaker(self.ranks, own)
 
     def slots(self, states: GdnPool) -> "SharedSlots":
-        """Return the slots of all ranks; `states` is rank 0's pool, and the others make theirs."""
+        """Return the slots of all ranks; `states` is rank 0's pool, and the others create theirs."""
         return SharedSlots(self.ranks, states)
 
     def block_bytes(self, kv: KvPool) -> "SharedBlockBytes | CopiedBlockBytes":
@@ -83,7 +83,7 @@ class SharedPoolMaker(PoolMaker):
     """Makes the KV pools of all ranks.
 
     Args:
-        own: makes rank 0's; the others get a copy of it.
+        own: makes rank 0's pool; the others get a copy of the maker.
     """
 
     def __init__(self, ranks: OtherRanks, own: PoolMaker) -> None:
@@ -92,17 +92,17 @@ class SharedPoolMaker(PoolMaker):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that each rank's pool needs for one token."""
+        """The bytes that each rank's pool needs for one token."""
         return self.own.bytes_per_token
 
     def make(self, num_blocks: int, block_size: int, kernel: str) -> KvPool:
-        """Return rank 0's pool; the others make theirs."""
+        """Return rank 0's pool; the others create theirs."""
         pool = self.own.make(num_blocks, block_size, kernel)
         self.ranks.tell(PoolSize(self.own, num_blocks, block_size, kernel))
         return pool
 
     def copier(self, pool: KvPool) -> CopyBlocks:
-        """Return what copies blocks in all ranks, as lesson 3 does in one."""
+        """Return the block copier of all ranks, like lesson 3's for one."""
 
         def copy_blocks(sources: Sequence[int], targets: Sequence[int]) -> None:
             pool.copy_blocks(sources, targets)
@@ -112,10 +112,10 @@ class SharedPoolMaker(PoolMaker):
 
 
 class SharedSlots(TrackSlots):
-    """The slots of a pool of states that all ranks have: what is copied and reset, is in each of them.
+    """The slots of the state pools of all ranks. Copies and resets happen in each of them.
 
     Args:
-        pool: rank 0's; the others make theirs.
+        pool: rank 0's; the others create theirs.
     """
 
     def __init__(self, ranks: OtherRanks, pool: GdnPool) -> None:
@@ -124,7 +124,7 @@ class SharedSlots(TrackSlots):
         ranks.tell(StatesSize(pool.max_reqs, pool.max_track_slots))
 
     def reset_states(self, slots: Sequence[int]) -> None:
-        """Set the states of these slots to zero."""
+        """Zero the states of these slots."""
         self.pool.reset_states(slots)
         self.ranks.tell(ResetStates(list(slots)))
 
@@ -143,7 +143,7 @@ class SharedBlockBytes:
 
     @property
     def payload_bytes(self) -> int:
-        """Size of one block in all layers and ranks."""
+        """Size in bytes of one block in all layers and ranks."""
         return self.ranks.num_ranks * self.own.payload_bytes
 
     def read(self, blocks: Sequence[int]) -> Sequence[Bytes]:
@@ -162,18 +162,18 @@ class SharedBlockBytes:
 
 
 class CopiedBlockBytes:
-    """Whole blocks as bytes, if each rank has all of every block: rank 0's, and whatever it gets, the others get."""
+    """Whole blocks as bytes if every rank has all of each block: reads are rank 0's, writes go to all ranks."""
 
     def __init__(self, ranks: OtherRanks, own: BlockBytes) -> None:
         self.ranks, self.own = ranks, own
 
     @property
     def payload_bytes(self) -> int:
-        """Size of one block in all layers, of which a payload has one copy."""
+        """Size in bytes of one block in all layers; a payload has one copy."""
         return self.own.payload_bytes
 
     def read(self, blocks: Sequence[int]) -> Sequence[Bytes]:
-        """Return a copy of each block's bytes. No other rank is asked: it would say the same."""
+        """Return a copy of each block's bytes. The other ranks have the same ones and are not asked."""
         return self.own.read(blocks)
 
     def write(self, blocks: Sequence[int], payloads: Sequence[Bytes]) -> None:
@@ -191,7 +191,7 @@ class SharedStateBytes:
 
     @property
     def payload_bytes(self) -> int:
-        """Size of one slot in all layers and ranks."""
+        """Size in bytes of one slot in all layers and ranks."""
         return self.ranks.num_ranks * self.own.payload_bytes
 
     def read(self, slot: int) -> Bytes:

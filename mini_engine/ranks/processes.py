@@ -1,12 +1,12 @@
-"""Lesson 18. The processes of a model that is cut in shares: rank 0 is the engine's own, the others follow its plans.
+"""Lesson 18. Processes of a tensor-parallel model: rank 0 is the engine's own, the others follow its plans.
 
     rank 0     schedule -> send the plan -> its share of the model -> choose tokens -> update
     others                 take the plan -> their share of the model
 
-Only rank 0 has a scheduler and samples, so ranks cannot disagree about a token: the next plan brings it.
+Only rank 0 has a scheduler and samples, so ranks cannot disagree about a token: the next plan contains it.
 
-Ranks begin and end together. A thread of rank 0 waits for the end of each other rank, or for its silence (`pulse.py`);
-a thread of each other rank waits for those of rank 0.
+Ranks start and end together. A thread of rank 0 waits for the end of any other rank, or for its silence (`pulse.py`);
+a thread of each other rank waits for rank 0's.
 """
 
 import tempfile
@@ -33,34 +33,34 @@ from mini_engine.ranks.shard import RankCut
 from mini_engine.ranks.shared_block import SharedBlock
 from mini_engine.ranks.transport import transport_for
 
-PATIENCE = timedelta(hours=1)  # Ctrl-Z may come in a collective, whose clock goes on
+PATIENCE = timedelta(hours=1)  # Ctrl-Z may interrupt a collective, whose clock keeps running
 
 
 @dataclass(frozen=True)
 class CheckedCut(RankCut):
-    """Calls `check` before each tensor: loading may take minutes, and ends at once where another rank is lost."""
+    """Calls `check` before each tensor: loading may take minutes, but ends at once if another rank is lost."""
 
     check: Callable[[], None]
 
     def part_of(self, name: str, shape: Sequence[int], config: Any) -> Part:
-        """Return what the rank loads of a stored tensor."""
+        """Return the part of a stored tensor that the rank loads."""
         self.check()
         return super().part_of(name, shape, config)
 
 
 class Ranks:
-    """All ranks but this one, which is rank 0. Ends them with the `with` block.
+    """All ranks but this one, which is rank 0. They end with the `with` block.
 
-    torch's threads are divided among the ranks as long as they run. The others are started at once and read the
-    checkpoint; `join` joins them.
+    As long as they run, torch's threads are divided among the ranks. The others start at once and read the checkpoint;
+    `join` joins them.
 
     Args:
         path: a checkpoint directory; every rank reads its part of it.
         backend: of the layers: "auto", "packed", "torch" or "reference".
         read: checks the checkpoint; `stored_model`, or lesson 11's for a hybrid.
         patience: how long a rank that is alive may leave the others waiting before all of them end.
-        transport: how ranks reach each other: "memory", "gloo", or "auto", the first of them that works here.
-        device: "cpu", or "cuda" for a GPU each, which NCCL connects; that has never been run.
+        transport: connects the ranks: "memory", "gloo", or "auto", the first of them that works here.
+        device: "cpu", or "cuda" for a GPU each, connected by NCCL; the latter has never been run.
 
     Attributes:
         model: this rank's share, from `join` on. collectives: this rank's.
@@ -101,7 +101,7 @@ class Ranks:
         """Load this rank's share of a checkpoint while the others load theirs, join them, and return it.
 
         Raises:
-            UserError: the model cannot be shared or have the layers that were asked for, or a rank ended before it was
+            UserError: the model cannot be shared, or the requested layers do not work, or a rank ended before it was
                 ready.
         """
         cut = CheckedCut(0, self.num_ranks, self.check)
@@ -136,13 +136,13 @@ class Ranks:
 
     @property
     def processes(self) -> "list[SpawnProcess]":
-        """Those of the other ranks."""
+        """The processes of the other ranks."""
         return self.others.processes
 
     @property
     def fault(self) -> str:
-        """Why no step can run any more; empty as long as all ranks do."""
-        return self.others.lost and f"{self.others.lost}; the model is incomplete without all its ranks, start it again"
+        """The reason no step can run any more; empty while all ranks run."""
+        return self.others.lost and f"{self.others.lost}; the model is incomplete without all its ranks; start it again"
 
     def send(self, message: Message) -> None:
         """Send a message to all other ranks, packed once."""
@@ -156,7 +156,7 @@ class Ranks:
             self.send(message)
 
     def tell_each(self, messages: Sequence[Message]) -> None:
-        """Send each of the other ranks a message of its own. Raises EngineDead if one is gone."""
+        """Send each of the other ranks its own message. Raises EngineDead if one is gone."""
         with self.in_step():
             for pipe, message in zip(self.others.pipes, messages, strict=True):
                 pipe.send_bytes(packed(message))
@@ -176,7 +176,7 @@ class Ranks:
         return answers
 
     def _answer(self, rank: int, reply: "Connection[Any, Any]", num_bytes: int) -> bytes:
-        """Return what a rank answers."""
+        """Return the answer of a rank."""
         if not reply.poll(self.patience.total_seconds()):
             raise TimeoutError(f"rank {rank} does not answer")
         answer = reply.recv_bytes()
@@ -186,7 +186,7 @@ class Ranks:
 
     @contextmanager
     def running(self, step: Step) -> Iterator[None]:
-        """Have all ranks run a step: send its plan to the others; this rank runs its share in the `with` block.
+        """Have all ranks run a step: send its plan to the others; the `with` block runs this rank's share.
 
         Raises:
             EngineDead: a rank has ended, or this one was interrupted within a step.
@@ -197,7 +197,7 @@ class Ranks:
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Mark what all ranks do together. Where it breaks off here, the others are out of step, and are ended.
+        """Wrap an action of all ranks. If it breaks off here, the others are out of step and are ended.
 
         Raises:
             EngineDead: a rank has ended or does not answer, or something else went wrong in rank 0.
@@ -215,7 +215,7 @@ class Ranks:
             raise
 
     def close(self) -> None:
-        """End all other ranks, whatever they do. Idempotent."""
+        """End all other ranks, whatever they are doing. Idempotent."""
         self.others.end()
         self.transport.disconnect()
         torch.set_num_threads(self.threads)

@@ -1,13 +1,13 @@
-"""Lesson 18. Signs of life: in each rank a thread counts on, in memory that all ranks see, whatever the rank is doing.
+"""Lesson 18. Heartbeats: in each rank a thread increments a count in shared memory, whatever the rank is doing.
 
-A process that was killed is noticed by its end. One that is stopped (SIGSTOP) does not end, and the
-others would wait for it forever; but it stops counting.
+A process that was killed is noticed by its end. One that is stopped (SIGSTOP) does not end, and the others would wait
+for it forever; but its count stops.
 
-Silence is counted in ticks of the watcher's own thread, not by a clock. After Ctrl-Z, or when a laptop wakes up, the
-clock has gone on while all ranks slept; the watcher's ticks have not.
+Silence is measured in ticks of the watcher's own thread, not by a clock. After Ctrl-Z, or when a laptop wakes up, the
+clock has advanced while all ranks slept; the watcher's ticks have not.
 
-A thread counts only if it gets Python's lock (GIL). A call into C that keeps the lock, such as a long `sorted`, looks
-like a stop; so the operating system is asked before a rank is given up.
+A thread counts only while it gets Python's lock (GIL). A call into C that holds the lock, such as a long `sorted`,
+looks like a stopped process; so the operating system is asked before a rank is given up.
 """
 
 import subprocess
@@ -23,13 +23,13 @@ STRIDE = CACHE_LINE // 4
 
 
 class Pulse:
-    """One rank's view of all ranks' counts. One thread of the rank calls `tick`, every TICK_SECONDS.
+    """One rank's view of all ranks' counts. One thread of the rank calls `tick` every TICK_SECONDS.
 
     Args:
         block: of `bytes_for(num_ranks)` bytes, the same in all ranks.
 
     Attributes:
-        silence: for how many ticks in a row each rank's count has not changed.
+        silence: for each rank, the number of ticks since its count last changed.
     """
 
     def __init__(self, rank: int, num_ranks: int, block: SharedBlock) -> None:
@@ -38,16 +38,16 @@ class Pulse:
         self.seen, self.silence = [0] * num_ranks, [0] * num_ranks
 
     def tick(self) -> None:
-        """Give a sign of life, and look for those of all ranks."""
+        """Increment this rank's count, and check those of all ranks."""
         self.counts[self.rank] += 1
         for rank, count in enumerate(self.counts):
             self.silence[rank] = 0 if count != self.seen[rank] else self.silence[rank] + 1
             self.seen[rank] = count
 
     def seconds_lost(self, rank: int, pid: int) -> float:
-        """Return for how many seconds a rank has been silent if that is too long, otherwise 0.
+        """Return the seconds for which a rank has been silent if that is too long, otherwise 0.
 
-        A rank that has not begun to count may be importing torch from a slow disk, and is lost only if it is stopped.
+        A rank that has not started counting may be importing torch from a slow disk; it is lost only if it is stopped.
         """
         ticks = self.silence[rank]
         if ticks < STOPPED_TICKS:
@@ -57,12 +57,12 @@ class Pulse:
 
 
 def bytes_for(num_ranks: int) -> int:
-    """Return the size of the memory for the counts of so many ranks, a cache line for each."""
+    """Return the size in bytes of the memory for the counts of `num_ranks` ranks, a cache line for each."""
     return num_ranks * CACHE_LINE
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped. False on Windows, where no signal does that, and for one that is gone."""
+    """Return True if a process is stopped. False on Windows, which has no such signal, and if the process is gone."""
     if sys.platform == "win32":
         return False
     try:

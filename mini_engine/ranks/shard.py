@@ -1,16 +1,16 @@
 """Lesson 18. Cuts a model so that each process has a share of every matrix (Shoeybi et al., 2019, arXiv:1909.08053).
 
-Each process loads its share and nothing else: `RankCut` says which rows and columns of a stored tensor those are.
+Each process loads only its share: `RankCut` selects the rows and columns of each stored tensor.
 
 Attention heads are independent, and so are the columns of a feed-forward block. So q, k, v, gate and up are cut by
 columns and need no exchange; o and down are cut by rows, and their results are added over all ranks: two all-reduces a
 layer. Embedding and vocabulary head are cut too (`vocabulary.py`). Norms are whole in every rank.
 
 A hybrid's delta nets (lesson 11) are cut in the same way: their heads are independent too, and `out_proj` is cut by
-rows. Queries, keys and values share one matrix and one convolution, so each of the three parts is cut.
+rows. Queries, keys and values share one matrix and one convolution, so each of the three parts is cut separately.
 
-Latents (lesson 16) are for all heads, so every rank makes and stores all of them. What is cut is `q_b_proj` and
-`kv_b_proj`, which make each head's queries, keys and values.
+Latents (lesson 16) serve all heads, so every rank computes and stores all of them. Only `q_b_proj` and `kv_b_proj`,
+which expand them to each head's queries, keys and values, are cut.
 """
 
 import math
@@ -24,7 +24,7 @@ from mini_engine.errors import UserError
 from mini_engine.ranks.vocabulary import VOCABULARY, rows_each, rows_of
 
 SHARED = ("num_key_value_heads", "num_attention_heads", "intermediate_size")
-SHARED_WITH_LATENTS = ("num_attention_heads", "num_key_value_heads", "intermediate_size")  # key heads are no choice
+SHARED_WITH_LATENTS = ("num_attention_heads", "num_key_value_heads", "intermediate_size")  # as many key as query heads
 SHARED_BY_HYBRIDS = (*SHARED, "linear_num_key_heads", "linear_num_value_heads")
 BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "in_proj_z", "in_proj_b", "in_proj_a", "A_log")
 BY_COLUMNS += ("dt_bias", "q_b_proj", "kv_b_proj")
@@ -33,17 +33,17 @@ BY_ROWS = ("o_proj", "down_proj", "out_proj")
 
 
 def share_of(config: Qwen3Config, num_ranks: int, shared: Sequence[str] = SHARED) -> Any:
-    """Return the configuration of one rank's part: what its model and its pool are made for.
+    """Return the configuration of one rank's part, for its model and its pool.
 
     Each rank has an equal part of the key heads, the query heads and the columns of the feed-forward block, the
-    numbers in SHARED. All else is whole in every rank.
+    numbers in SHARED. Everything else is whole in every rank.
 
     Args:
         shared: the names of the numbers that are divided. A hybrid has more of them.
 
     Raises:
-        UserError: there is less than one rank, or one of the numbers cannot be divided evenly. It says which numbers of
-            ranks are possible, that is, divide all of them.
+        UserError: num_ranks is less than 1, or does not divide one of the numbers. The message lists the possible
+            numbers of ranks, those that divide all of them.
     """
     whole = {name: getattr(config, name) for name in shared}
     least = math.gcd(*whole.values())
@@ -66,16 +66,16 @@ def shared_by(config: Qwen3Config) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class RankCut:
-    """What one rank loads of a checkpoint.
+    """Selects the part of a checkpoint that one rank loads.
 
-    The outputs of o and down, and of a delta net's out, are parts of a sum; `layers.py` has them added up.
+    The outputs of o and down, and of a delta net's out, are partial sums; `layers.py` completes them.
     """
 
     rank: int
     num_ranks: int
 
     def build(self, kind: Callable[[Any], Any], config: Any) -> Any:
-        """Return the rank's model, without weights. Its config has the whole vocabulary, its matrices a share.
+        """Return the rank's model, without weights. Its config has the whole vocabulary, its matrices only a share.
 
         Raises:
             UserError: as `share_of` does.
@@ -86,12 +86,12 @@ class RankCut:
         return model
 
     def part_of(self, name: str, shape: Sequence[int], config: Any) -> Part:
-        """Return what the rank loads of a stored tensor."""
+        """Return the part of a stored tensor that the rank loads."""
         return part_of(name, shape, config, self.rank, self.num_ranks)
 
 
 def part_of(name: str, shape: Sequence[int], config: Any, rank: int, num_ranks: int) -> Part:
-    """Return what a rank loads of the parameter `name`: some rows, some columns of all rows, or all of it.
+    """Return the part of the parameter `name` that a rank loads: some rows, some columns of all rows, or all of it.
 
     Args:
         shape: of the whole parameter, outputs first. config: of the whole model.
@@ -101,7 +101,7 @@ def part_of(name: str, shape: Sequence[int], config: Any, rank: int, num_ranks: 
         return Part([rows_of(shape[0], rank, num_ranks)])
     if owners.intersection(BY_ROWS):
         if name.endswith(".bias"):
-            return Part([rows if rank == 0 else range(0)])  # a sum of all ranks has it once
+            return Part([rows if rank == 0 else range(0)])  # the sum over all ranks must contain it once
         return Part([rows], columns=equal_part(range(shape[1]), rank, num_ranks))
     if owners.intersection(BY_PARTS):
         queries, keys = config.key_dim, 2 * config.key_dim
@@ -117,14 +117,14 @@ def equal_part(whole: range, rank: int, num_ranks: int) -> range:
 
 
 def bytes_per_step(config: Qwen3Config, num_tokens: int, itemsize: int) -> int:
-    """Return the bytes that each rank brings to the all-reduces of a step.
+    """Return the bytes that each rank contributes to the all-reduces of a step.
 
-    There is one behind the embedding and there are two in each layer, of `[num_tokens, hidden_size]` numbers of
+    There is one after the embedding and there are two in each layer, of `[num_tokens, hidden_size]` numbers of
     `itemsize` bytes each. The number of ranks does not matter.
     """
     return (2 * config.num_hidden_layers + 1) * num_tokens * config.hidden_size * itemsize
 
 
 def gathered_bytes_per_step(config: Qwen3Config, num_rows: int, itemsize: int, num_ranks: int) -> int:
-    """Return the bytes of logits that each rank brings to rank 0 in a step, for `num_rows` rows of logits."""
+    """Return the bytes of logits that each rank sends to rank 0 in a step, for `num_rows` rows of logits."""
     return num_rows * rows_each(config.vocab_size, num_ranks) * itemsize

@@ -1,18 +1,18 @@
-"""Lesson 18. Memory that all ranks of a model share: it has no name, so nothing is left behind however they end.
+"""Lesson 18. Memory that all ranks of a model share. It has no name, so nothing is left behind however they end.
 
 `multiprocessing` opens a file in memory (/dev/shm on Linux, a temporary file on macOS, a named section on Windows),
-removes its name at once and hands the open file to the processes that it starts. The memory goes with the last of them,
-after `kill -9` too. A block with a name would have to be unlinked by a process that may be gone.
+removes its name at once and passes the open file to the processes that it starts. The memory is freed with the last of
+them, even after `kill -9`. A block with a name would have to be unlinked by a process that may be gone.
 """
 
 import ctypes
 import multiprocessing as mp
 
-CACHE_LINE = 64  # bytes; two processes that write to one line at once slow each other down
+CACHE_LINE = 64  # bytes; two processes that write to the same line slow each other down
 
 
 class SharedBlock:
-    """Zeroed bytes, shared with the processes that get this object when they start; it cannot be sent later.
+    """Zeroed bytes, shared with processes that receive this object when they start; it cannot be sent later.
 
     Args:
         size: in bytes.
@@ -24,7 +24,7 @@ class SharedBlock:
 
     @property
     def address(self) -> int:
-        """Of the first byte in this process, a multiple of CACHE_LINE. Valid as long as this object lives."""
+        """The first byte's address in this process, a multiple of CACHE_LINE. Valid as long as this object lives."""
         return ctypes.addressof(self.array) + self._offset
 
     @property
@@ -34,5 +34,5 @@ class SharedBlock:
 
     @property
     def _offset(self) -> int:
-        """The same in all processes: each maps the file at a multiple of its page size."""
+        """The first byte's offset, the same in all processes: each maps the file at a multiple of its page size."""
         return -ctypes.addressof(self.array) % CACHE_LINE

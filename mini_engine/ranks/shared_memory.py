@@ -1,6 +1,6 @@
-"""Lesson 18. The collectives of ranks on one machine, through memory that all of them see: `meeting.h` has the idea.
+"""Lesson 18. The collectives of ranks on one machine, through shared memory; `meeting.h` explains the algorithm.
 
-gloo sends each sum through sockets, which wakes up a thread at either end; here the parts are read where they are.
+gloo sends each sum through sockets, which wakes a thread at either end; here the parts are read in place.
 """
 
 import ctypes
@@ -21,8 +21,8 @@ HERE = Path(__file__).parent
 SOURCES = (HERE / "meeting.cpp", HERE / "meeting.h", HERE.parent / "attention" / "vectors.h")
 ALL_REDUCE = {torch.float32: "all_reduce_f32", torch.bfloat16: "all_reduce_bf16"}
 LINE_BYTES = 64
-PLACE_BYTES = 2**18  # of one rank's part: some of it is still in the writer's cache when the others read it
-WHY = {1: "a rank has ended", 2: "a rank did not come to a collective in time"}
+PLACE_BYTES = 2**18  # of one rank's part: small enough to be partly in the writer's cache when the others read it
+WHY = {1: "a rank has ended", 2: "a rank did not join a collective in time"}
 
 
 class Meeting(ctypes.Structure):
@@ -41,7 +41,7 @@ class Meeting(ctypes.Structure):
 
 
 class Shared(Protocol):
-    """Memory that all ranks see, zero at first. address: of its first byte in this process."""
+    """Memory that all ranks share, zero at first. address: of its first byte in this process."""
 
     @property
     def address(self) -> int: ...
@@ -52,9 +52,9 @@ class SharedMemoryCollectives:
 
     Args:
         shared: `bytes_for(num_ranks, place_bytes)` bytes, which must outlive this.
-        lost_address: of an int32 in memory that all ranks see; any value but 0 ends waiting.
+        lost_address: of an int32 in shared memory; any value but 0 ends all waiting.
         patience: seconds to wait for a rank that is alive.
-        place_bytes: of each rank's part; longer ones go in pieces.
+        place_bytes: size of each rank's place; longer parts go in pieces.
 
     Raises:
         UserError: the library cannot be built here.
@@ -82,16 +82,16 @@ class SharedMemoryCollectives:
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has brought so far, from C++ too."""
+        """This rank's traffic so far, C++'s calls included."""
         return Traffic(self.meeting.calls, self.meeting.bytes, self.meeting.seconds)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Add x over all ranks, in place, and return it. Sums are in float32, rounded once.
 
         Raises:
-            RuntimeError: a rank has ended, or did not come in time.
+            RuntimeError: a rank has ended, or did not join in time.
         """
-        if x.dtype not in ALL_REDUCE:  # float16, which the compiled collectives do not know
+        if x.dtype not in ALL_REDUCE:  # float16, which the compiled collectives do not support
             return x.copy_(self.all_reduce(x.float()))
         whole = x.contiguous()
         self.check(getattr(self.library, ALL_REDUCE[x.dtype])(self.meeting, whole.data_ptr(), x.numel()))
@@ -105,23 +105,23 @@ class SharedMemoryCollectives:
         return out.transpose(0, 1).flatten(1) if self.rank == 0 else x
 
     def check(self, why: int) -> None:
-        """Raise RuntimeError unless a collective has returned 0."""
+        """Raise RuntimeError unless `why`, a collective's result, is 0."""
         if why:
             raise RuntimeError(WHY[why])
 
     def native(self, dtype: torch.dtype) -> NativeExchange:
-        """Return what lesson 9's C++ calls in place of `all_reduce`."""
+        """Return the exchange that lesson 9's C++ calls in place of `all_reduce`."""
         address = ctypes.cast(getattr(self.library, ALL_REDUCE[dtype]), c_void_p)
         return NativeExchange(address, ctypes.addressof(self.meeting), self.rank == 0)
 
 
 def bytes_for(num_ranks: int, place_bytes: int = PLACE_BYTES) -> int:
-    """Return the size of the memory that so many ranks share: their flags, and two places for each."""
+    """Return the size in bytes of the memory that `num_ranks` ranks share: their flags, and two places for each."""
     return num_ranks * (LINE_BYTES + 2 * place_bytes)
 
 
 def load_library() -> ctypes.CDLL:
-    """Return the compiled collectives, built now if they never were; UserError if they cannot be."""
+    """Return the compiled collectives, built first if necessary; UserError if they cannot be built here."""
     library = _library()
     if isinstance(library, UserError):
         raise UserError(str(library))
@@ -130,7 +130,7 @@ def load_library() -> ctypes.CDLL:
 
 @functools.cache
 def _library() -> ctypes.CDLL | UserError:
-    """Return the library, or why there is none: a failed build is not repeated in this process."""
+    """Return the library, or the error of its build: a process does not repeat a failed build."""
     try:
         return find_or_build(SOURCES, _open)
     except UserError as why:

@@ -1,7 +1,7 @@
-"""Lesson 18. How the ranks of a model reach each other: through memory that they share, or by way of torch.distributed.
+"""Lesson 18. Connects the ranks of a model: through shared memory, or through torch.distributed.
 
-Shared memory is for ranks on one machine whose compiler can build `meeting.cpp`; gloo serves without one. NCCL is for a
-GPU each. It has never been run here: what it is called with is tested, and nothing else.
+Shared memory is for ranks on one machine with a compiler for `meeting.cpp`; gloo needs none. NCCL is for a GPU each. It
+has never been run here: only the arguments of its calls are tested.
 """
 
 import ctypes
@@ -24,17 +24,17 @@ from mini_engine.ranks.shared_block import CACHE_LINE, SharedBlock
 from mini_engine.ranks.shared_memory import SharedMemoryCollectives, bytes_for, load_library
 from mini_engine.values import shown
 
-MEETING = timedelta(seconds=8)  # for ranks that are all ready; gloo would wait for one that has died meanwhile
+MEETING = timedelta(seconds=8)  # for ranks that are all ready; gloo would keep waiting for one that has died
 TRANSPORTS = ("auto", "memory", "gloo", "nccl")
 LOOPBACK = ("lo", "lo0")  # its names on Linux and macOS
 INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 class Transport(Protocol):
-    """How ranks reach each other. Rank 0 makes it, and hands it to the processes that it starts."""
+    """A connection between ranks. Rank 0 creates it and passes it to the processes that it starts."""
 
     def collectives(self, rank: int) -> Collectives:
-        """Return the collectives of a rank, which may be called from `connect` on."""
+        """Return the collectives of a rank, which may be called after `connect`."""
         ...
 
     def connect(self, rank: int) -> None:
@@ -42,11 +42,11 @@ class Transport(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """End the waiting of this process in a collective, if another rank's end does not."""
+        """End this process's waiting in a collective, if another rank's end does not."""
         ...
 
     def disconnect(self) -> None:
-        """Forget the other ranks. Idempotent."""
+        """Drop the connection to the other ranks. Idempotent."""
         ...
 
 
@@ -61,13 +61,13 @@ class MemoryTransport:
     """
 
     def __init__(self, num_ranks: int, patience: timedelta) -> None:
-        load_library()  # in the cache from now on: every rank opens it
+        load_library()  # now in the cache, where every rank finds it
         self.num_ranks, self.patience = num_ranks, patience.total_seconds()
         self.block = SharedBlock(CACHE_LINE + bytes_for(num_ranks))
 
     @property
     def address(self) -> int:
-        """Of what the collectives share in this process, behind the line that says whether a rank is lost."""
+        """The address in this process of the collectives' memory, which follows the cache line of the `lost` flag."""
         return self.block.address + CACHE_LINE
 
     def collectives(self, rank: int) -> SharedMemoryCollectives:
@@ -75,21 +75,21 @@ class MemoryTransport:
         return SharedMemoryCollectives(rank, self.num_ranks, self, self.block.address, self.patience)
 
     def connect(self, rank: int) -> None:
-        """Nothing to do: a rank that is late is waited for in the first collective."""
+        """Do nothing: the first collective waits for late ranks."""
 
     def interrupt(self) -> None:
         """End all waiting, in every rank."""
         ctypes.c_int32.from_address(self.block.address).value = 1
 
     def disconnect(self) -> None:
-        """Nothing to do: the memory goes with the last process that has it."""
+        """Do nothing: the memory is freed with the last process that has it."""
 
 
 class TorchTransport(NamedTuple):
-    """A process group of torch.distributed. There can be one in a process.
+    """A process group of torch.distributed. A process can have only one.
 
-    backend: gloo or nccl. meeting: a file in which ranks find each other's addresses. patience: how long a collective
-        waits for a rank that is alive.
+    backend: gloo or nccl. meeting: a file through which ranks find each other's addresses. patience: how long a
+        collective waits for a rank that is alive.
     """
 
     backend: str
@@ -120,7 +120,7 @@ class TorchTransport(NamedTuple):
             Path(self.meeting).unlink(missing_ok=True)  # all have met; nothing is left if all of them are killed now
 
     def interrupt(self) -> None:
-        """Nothing to do: where a rank ends, its connections break."""
+        """Do nothing: when a rank ends, its connections break."""
 
     def disconnect(self) -> None:
         """Leave the process group, if this process is in it."""
@@ -130,14 +130,14 @@ class TorchTransport(NamedTuple):
 
 
 def transport_for(name: str, num_ranks: int, folder: Path, patience: timedelta, device: str = "cpu") -> Transport:
-    """Return the transport with this name, or the best one that works here; "auto" says what it has to do without.
+    """Return the transport with this name; "auto" is the best one that works here, and reports a fallback on stderr.
 
     Args:
         folder: for the file in which ranks find each other if they share no memory. device: the type of the ranks'
             devices.
 
     Raises:
-        UserError: there is none of this name, or it cannot work here, or this process is in another process group.
+        UserError: there is no such transport, or it cannot work here, or this process is in another process group.
     """
     if name not in TRANSPORTS:
         raise UserError(f"there is no transport {shown(name)} between ranks; choose one of {', '.join(TRANSPORTS)}")
@@ -158,9 +158,9 @@ def transport_for(name: str, num_ranks: int, folder: Path, patience: timedelta, 
 
 @contextmanager
 def on_this_machine() -> Iterator[None]:
-    """Let gloo listen on the loopback interface, not on what this machine's name happens to mean.
+    """Let gloo listen on the loopback interface, not on the address that this machine's name resolves to.
 
-    On Windows it is left to choose. A choice in the environment is respected.
+    On Windows gloo chooses. A choice in the environment is respected.
     """
     names = {name for _, name in socket.if_nameindex()}
     chosen = next((name for name in LOOPBACK if name in names), None)

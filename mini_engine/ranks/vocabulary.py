@@ -1,7 +1,8 @@
 """Lesson 18. Embedding and vocabulary head cut by rows: each rank looks up its own tokens, and computes their logits.
 
 A vector that one rank has looked up is added to the zeros of the others, in one all-reduce a step. Logits are gathered
-in rank 0, which alone samples. With V tokens and n ranks each has ceil(V / n) rows; the last are padded with zeros.
+in rank 0, the only one that samples. With V tokens and n ranks each has ceil(V / n) rows; the last rows are zero
+padding.
 """
 
 from collections.abc import Callable
@@ -15,12 +16,12 @@ VOCABULARY = ("embed_tokens", "lm_head")
 
 
 def rows_each(vocab_size: int, num_ranks: int) -> int:
-    """Return the rows that every rank has of the embedding and of the head, padding included: ceil(V / n)."""
+    """Return the number of rows of embedding and head in every rank, padding included: ceil(V / n)."""
     return -(-vocab_size // num_ranks)
 
 
 def rows_of(vocab_size: int, rank: int, num_ranks: int) -> range:
-    """Return the token ids whose rows a rank has. The last ranks may have fewer than the others, or none."""
+    """Return the token ids whose rows a rank holds. The last ranks may hold fewer than the others, or none."""
     each = rows_each(vocab_size, num_ranks)
     return range(vocab_size)[rank * each : (rank + 1) * each]
 
@@ -38,15 +39,15 @@ def looked_up(lookup: Callable[[Tensor], Tensor], token_ids: Tensor, rows: range
 
 
 def without_padding(logits: Tensor, vocab_size: int) -> Tensor:
-    """Return the logits `[R, vocab_size]` of gathered ones, `[R, n * ceil(V / n)]`.
+    """Return logits `[R, vocab_size]` from gathered ones, `[R, n * ceil(V / n)]`.
 
-    A padded row's logit is 0, which may be the largest of all, and no token has its id.
+    A padded row's logit is 0, which may be the largest of all, but its id is not a token.
     """
     return logits[:, :vocab_size]
 
 
 class CutEmbedding(nn.Module):
-    """An embedding of which each rank has some rows.
+    """An embedding whose rows are divided among the ranks.
 
     Args:
         lookup: returns rows `[T]` int64 of this rank's matrix as `[T, hidden_size]`.
@@ -58,12 +59,12 @@ class CutEmbedding(nn.Module):
         self.rows = rows_of(vocab_size, collectives.rank, collectives.num_ranks)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """token_ids `[T]` int64 -> `[T, hidden_size]`, the same in all ranks."""
+        """Map token_ids `[T]` int64 to `[T, hidden_size]`, the same in all ranks."""
         return self.collectives.all_reduce(looked_up(self.lookup, token_ids, self.rows))
 
 
 class GatheredHead(nn.Module):
-    """A vocabulary head of which each rank has some rows.
+    """A vocabulary head whose rows are divided among the ranks.
 
     Args:
         head: computes the logits of this rank's rows.
@@ -74,5 +75,5 @@ class GatheredHead(nn.Module):
         self.head, self.vocab_size, self.collectives = head, vocab_size, collectives
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden `[R, hidden_size]` -> logits `[R, vocab_size]` in rank 0; in the others, of no use."""
+        """Map hidden `[R, hidden_size]` to logits `[R, vocab_size]` in rank 0; other ranks' results are unused."""
         return without_padding(self.collectives.gather(self.head(hidden)), self.vocab_size)

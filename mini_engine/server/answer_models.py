@@ -33,7 +33,7 @@ class CachedTokens(Shape):
 
 
 class Usage(Shape):
-    """What an answer cost."""
+    """The token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -81,14 +81,14 @@ class CompletionChoice(Shape):
 
 
 class CalledFunction(Shape):
-    """`arguments` is JSON in a text."""
+    """`arguments` is a JSON string."""
 
     name: str
     arguments: str
 
 
 class Call(Shape):
-    """A call that the model makes."""
+    """A call by the model."""
 
     id: str
     type: Literal["function"]
@@ -114,7 +114,7 @@ class ChatChoice(Shape):
 
 
 class AnswerShape(Shape):
-    """What completions and chats have in common."""
+    """The part that completions and chats have in common."""
 
     id: str
     created: int
@@ -156,7 +156,7 @@ class OutputMessage(Shape):
 
 
 class ResponseAnswer(BaseModel):
-    """The answer to /v1/responses, which also repeats what was asked for."""
+    """The answer to /v1/responses, which also repeats the request's parameters."""
 
     id: str
     object: Literal["response"]
@@ -187,6 +187,6 @@ class ModelList(Shape):
 
 
 class Health(BaseModel):
-    """status: "ok", or what is wrong."""
+    """status: "ok", or the problem."""
 
     status: str

@@ -41,13 +41,13 @@ from mini_engine.server.tool_calls import ToolChatFormat
 from mini_engine.server.traffic import CLIENT_CLOSED, Counted, Traffic
 from mini_engine.text.tokenizer import Tokenizer
 
-TOO_LONG = "context_length_exceeded"  # OpenAI's code: clients that know it shorten the conversation and ask again
-CHUNKS = "Each event's `data` is a chunk in JSON; the last one is `[DONE]`, or an error."
-TYPED = "Each event's `data` is an object in JSON, whose `type` is the event's name."
+TOO_LONG = "context_length_exceeded"  # OpenAI's code: clients that know it shorten the conversation and retry
+CHUNKS = "Each event's `data` is a JSON chunk; the last one is `[DONE]`, or an error."
+TYPED = "Each event's `data` is a JSON object, whose `type` is the event's name."
 
 
 class Backend(Protocol):
-    """What answers jobs: lesson 6's EngineWorker, or lesson 13's replicas."""
+    """The engine behind the routes: lesson 6's EngineWorker, or lesson 13's replicas."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -66,7 +66,7 @@ class Backend(Protocol):
 
 
 class Scraped(Protocol):
-    """Metrics, by what the routes need of them."""
+    """Metrics, as the routes use them."""
 
     async def scrape(self) -> bytes: ...
 
@@ -75,7 +75,7 @@ Replying = Callable[[Sampling, str, Answers], Reply | ResponsesReply]
 
 
 class Service:
-    """What the routes share: the engine's worker, threads for the tokenizer, bodies and grammars, and the limits."""
+    """Shared by all routes: the engine's worker, threads for the tokenizer, bodies and grammars, and the limits."""
 
     def __init__(self, worker: Backend, config: ServerConfig, metrics: Scraped) -> None:
         self.worker, self.config, self.metrics = worker, config, metrics
@@ -92,7 +92,7 @@ class Service:
         """Serve a request, whole or streamed.
 
         Args:
-            reply: makes the reply, of `wanted`, the model's name and the answers.
+            reply: creates the reply from `wanted`, the model's name and the answers.
         """
         self.check_model(wanted.model)
         wanted = wanted.advised(self.limits.sampling)
@@ -110,15 +110,15 @@ class Service:
         return stream(chunks, answers.close, self.config.heartbeat_seconds)
 
     async def whole(self, reply: Replying, wanted: Sampling) -> str:
-        """The body of a response that is not streamed."""
+        """Return the body of a response that is not streamed."""
         return await reply(wanted, self.config.model_name, await self.submit(wanted)).whole()
 
     async def submit(self, wanted: Sampling) -> Answers:
         """Submit n jobs for each prompt, all or none."""
         count = len(wanted.prompts) * wanted.n
-        most = min(self.config.max_answers, self.worker.max_waiting)  # more could never be queued: a retry is no use
+        most = min(self.config.max_answers, self.worker.max_waiting)  # more could never be queued, even on a retry
         if count > most:
-            raise ApiError(400, f"{count} answers are asked for at once; this server gives {most}")
+            raise ApiError(400, f"the request asks for {count} answers; this server allows {most}")
         grammar = ANYTHING if wanted.form is None else await self.grammar_of(wanted.form)
         try:
             return await self.worker.submit(in_turn(await self.jobs(wanted, grammar), next(self.turns)))
@@ -126,7 +126,7 @@ class Service:
             raise ApiError(400, str(error), param=error.param, code=TOO_LONG) from None
 
     async def jobs(self, wanted: Sampling, grammar: Grammar) -> list[Job]:
-        """The jobs of a request: n for each prompt."""
+        """Return the jobs of a request: n for each prompt."""
         prompts = [await self.prompts.encode(prompt) for prompt in wanted.prompts]
         self.check_prompt_logprobs(wanted, sum(map(len, prompts)))
         params = wanted.params_of_all([self.limits.max_tokens - len(ids) for ids in prompts], grammar)
@@ -134,7 +134,7 @@ class Service:
         return [Job(ids, each, wanted.cache_salt) for ids, each in zip(owners, params, strict=True)]
 
     def check_prompt_logprobs(self, wanted: Sampling, num_tokens: int) -> None:
-        """Refuse log probabilities of so many prompt tokens that the response would be tens of megabytes."""
+        """Refuse a request for so many prompt log probabilities that the response would be tens of megabytes."""
         if (each := wanted.wanted_prompt_logprobs) is None:
             return
         count, most = num_tokens * wanted.n * (each + 1), self.config.max_prompt_logprobs
@@ -142,16 +142,16 @@ class Service:
             raise ApiError(
                 400,
                 f"echo with logprobs {each} asks for {count} log probabilities of {num_tokens} prompt tokens (n is "
-                f"{wanted.n}); this server gives {most}, so send fewer prompts or ask for fewer logprobs",
+                f"{wanted.n}); this server allows {most}, so send fewer prompts or ask for fewer logprobs",
                 param="logprobs",
             )
 
     async def grammar_of(self, form: OutputForm) -> Grammar:
-        """The grammar of a form; UserError if there is none."""
+        """Return the grammar for an output form; UserError if it cannot be compiled."""
         return await self.grammars.compile(form)
 
     def check_model(self, name: str | None) -> None:
-        """Refuse the name of a model that is not served here. No name means this one."""
+        """Raise ApiError for the name of a model that is not served here. No name means this one."""
         ours = self.config.model_name
         if name not in (None, ours, *self.config.aliases):
             raise ApiError(
@@ -159,12 +159,12 @@ class Service:
             )
 
     def model_card(self, name: str) -> dict[str, Any]:
-        """The model as an entry of /v1/models, under one of its names."""
+        """Return the model's entry in /v1/models, under one of its names."""
         card = {"id": name, "object": "model", "created": self.started, "owned_by": "mini_engine"}
         return card | {"max_model_len": self.limits.max_model_len}
 
     async def health(self) -> JSONResponse:
-        """Whether answers can be expected, with status 200 or 503."""
+        """Report whether the engine can answer: status 200 or 503."""
         trouble = self.worker.stuck if self.worker.is_alive else "the engine has stopped"
         return JSONResponse({"status": trouble or "ok"}, 503 if trouble else 200)
 
@@ -175,7 +175,7 @@ class ServerApp:
     Attributes:
         drain: counts the requests in flight and refuses new ones at the end.
         traffic: counts responses, and logs refusals.
-        cut: ends all answers with an error, when the grace is over.
+        cut: ends all answers with an error when the grace period is over.
     """
 
     def __init__(self, service: Service) -> None:
@@ -198,25 +198,25 @@ class ServerApp:
         self.cut = partial(service.worker.end_all, "the server is shutting down")
 
     def prepare(self) -> None:
-        """Build /openapi.json, which takes a third of a second: the first to ask for it would stall the others."""
+        """Build /openapi.json, which takes a third of a second: the first request for it would stall all others."""
         self.routes.openapi()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What ASGI calls."""
+        """Serve one ASGI connection."""
         try:
             await self.outermost(scope, receive, send)
         except asyncio.CancelledError:
             if not self.drain.draining:
-                raise  # otherwise uvicorn has cut off what was left, and there is nothing more to say
+                raise  # otherwise uvicorn has cut off the remaining requests, and there is no response to send
 
 
 def create_app(worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> ServerApp:
-    """The app behind its middleware."""
+    """Return the app behind its middleware."""
     return ServerApp(Service(worker, config, metrics))
 
 
 def behind(drain: Drain, config: ServerConfig) -> ASGIApp:
-    """The middleware in front of the drain. A request is in flight once it has arrived in full."""
+    """Wrap the drain in the other middleware. A request is in flight once it has arrived in full."""
     app: ASGIApp = BodyLimit(drain, config.max_body_bytes, config.body_seconds)
     app = ApiKey(app, config.api_keys)
     if config.allow_hosts:
@@ -227,9 +227,9 @@ def behind(drain: Drain, config: ServerConfig) -> ASGIApp:
 
 
 def namespace(tenant: str | None, salt: str | None) -> str | None:
-    """Return what prefixes are kept under: different for each tenant and each salt; None without either.
+    """Return the namespace for prefixes: different for each tenant and each salt; None without either.
 
-    A digest, since every cached block keeps it, and a client chooses how long a salt is.
+    A digest, since every cached block keeps it, and clients choose the length of a salt.
     """
     if tenant is None and salt is None:
         return None

@@ -18,23 +18,23 @@ from mini_engine.server.connections import BACKLOG, QUEUE, AcceptErrors, room_fo
 from mini_engine.server.guard import Guard, GuardedProtocol
 from mini_engine.server.listening import listen, url_of
 
-CUT_SECONDS = 1  # for requests still in flight when the grace is over
-FAREWELL_SECONDS = 1  # from the engine's end to the server's: whatever asks for /health sees that it is no longer well
-ENDING_SECONDS = 5  # of the grace: to cut them off, and for Python itself to end
+CUT_SECONDS = 1  # for requests still in flight when the grace period is over
+FAREWELL_SECONDS = 1  # from the engine's end to the server's, so that /health can report it
+ENDING_SECONDS = 5  # of the grace period: to cut off requests and end Python itself
 
 
 class DrainingServer(uvicorn.Server):
-    """The first SIGTERM or Ctrl-C begins the drain; the server ends when nothing is in flight or the grace is over.
+    """The first SIGTERM or Ctrl-C starts the drain; the server ends when nothing is in flight or time is up.
 
-    Whatever is in flight then ends with an error, so that a stream's client can tell it from a complete answer. If the
-    engine cannot go on, the drain begins by itself.
+    When the grace period is over, requests in flight end with an error, so that a stream's client can tell this from a
+    complete answer. If the engine fails, the drain starts on its own.
     """
 
     def __init__(self, app: ServerApp, grace_seconds: float) -> None:
         limits = replace(app.config, max_connections=room_for_connections(app.config.max_connections))
         config = uvicorn.Config(
             app,
-            loop="asyncio",  # uvloop, where installed, does not ask a Protocol for its buffer and reads all there is
+            loop="asyncio",  # uvloop ignores BufferedProtocol and reads without a bound
             http=partial(GuardedProtocol, guard=Guard(limits, app.traffic)),  # type: ignore[arg-type]
             ws="none",
             backlog=BACKLOG,
@@ -50,36 +50,36 @@ class DrainingServer(uvicorn.Server):
 
     @property
     def patience(self) -> float:
-        """Seconds that requests in flight get: the grace, less what ending itself takes."""
+        """Seconds for requests in flight: the grace period, less the time to end."""
         return self.grace_seconds - min(ENDING_SECONDS, self.grace_seconds / 2)
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the grace is over; all of it before the drain."""
+        """Seconds until the grace period is over; the whole period before the drain."""
         return min(self.grace_seconds, max(0.0, self.ends - time.monotonic()))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """uvicorn's signal handler. A second signal ends the grace."""
+        """Handle a signal, for uvicorn. A second one ends the grace period."""
         if self.drain.draining:
             self.deadline = time.monotonic()
             self.ends = min(self.ends, self.deadline + ENDING_SECONDS)
         self.begin_drain()
 
     def begin_drain(self) -> None:
-        """Refuse new requests, and end once those in flight have finished."""
+        """Refuse new requests, and stop once those in flight have finished."""
         self.drain.begin()
         self.deadline = min(self.deadline, time.monotonic() + self.patience)
         self.ends = min(self.ends, time.monotonic() + self.grace_seconds)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen."""
+        """Start listening."""
         asyncio.get_running_loop().set_exception_handler(AcceptErrors())
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(QUEUE)  # asyncio has made the queue as short as a turn's share
+            listener.listen(QUEUE)  # asyncio has set it to BACKLOG
 
     async def on_tick(self, counter: int) -> bool:
-        """uvicorn asks ten times a second whether to end."""
+        """Return True to stop; uvicorn calls this ten times a second."""
         if self.app.worker.fault and not self.drain.draining:
             self.begin_drain()
             self.stays_until = time.monotonic() + FAREWELL_SECONDS
@@ -96,7 +96,7 @@ class DrainingServer(uvicorn.Server):
 
 @contextmanager
 def draining_on_hangup(server: DrainingServer) -> Iterator[None]:
-    """Let SIGHUP, which comes when the terminal is closed, drain the server; not if it is ignored, as under nohup."""
+    """Let SIGHUP, sent when the terminal is closed, drain the server, unless it is ignored, as under nohup."""
     if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         yield
         return
@@ -109,7 +109,7 @@ def draining_on_hangup(server: DrainingServer) -> Iterator[None]:
 
 @contextmanager
 def in_background(app: ServerApp, grace_seconds: float = 5.0) -> Iterator[str]:
-    """Serve from a thread on a free local port, and yield the address. Drains at the end."""
+    """Serve from a thread on a free local port and yield the address. Drains at the end."""
     with listen("127.0.0.1", 0) as listener:
         server = DrainingServer(app, grace_seconds)
         thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)

@@ -1,8 +1,8 @@
-"""Lesson 7. Reads a request's body so that no body can hold up the other clients.
+"""Lesson 7. Reads a request's body without letting any body hold up other clients.
 
-Python's lock lets one thread run at a time, and neither json nor pydantic gives it back before they are done. So a body
-is first looked at in C, which takes a millisecond: one of more than MAX_VALUES values is refused unread. Large ones are
-parsed in a thread; the small ones are not worth the way there.
+Python's lock (GIL) lets one thread run at a time, and neither json nor pydantic releases it before they are done. So a
+body is first scanned in C, which takes a millisecond: one of more than MAX_VALUES values is refused unparsed. Large
+ones are parsed in a thread; for small ones, the thread switch would cost more than it saves.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ from mini_engine.server.fields import Body
 
 MAX_VALUES = 2**16
 SMALL = 2**14  # bytes
-HALF = re.compile("[\ud800-\udfff]")  # JSON can spell half of a character beyond U+FFFF; no text contains it
+HALF = re.compile("[\ud800-\udfff]")  # a lone surrogate: JSON can spell it, but no text contains it
 
 Wanted = TypeVar("Wanted", bound=Body)
 
 
 class BodyReader:
-    """Turns a body's bytes into a checked request. One thread: two large bodies take turns."""
+    """Turns a body's bytes into a validated request. One thread: large bodies take turns."""
 
     def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(1, "bodies")
 
     async def read(self, request: Request, model: type[Wanted]) -> Wanted:
-        """Read a request of this kind.
+        """Read the request's body as a `model`.
 
         Raises:
-            RequestValidationError: the body is not JSON, or not what `model` describes.
-            ApiError: it has too many values, or is encoded.
+            RequestValidationError: the body is not JSON, or does not match `model`.
+            ApiError: it has too many values, or a Content-Encoding.
         """
         if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
             raise ApiError(400, f"the body has the Content-Encoding {coding!r}; send it as it is, without that header")
@@ -49,14 +49,14 @@ class BodyReader:
 
 
 def parsed(data: bytes, model: type[Wanted]) -> Wanted:
-    """Parse, check and prepare a body."""
+    """Parse, validate and prepare a body."""
     if num_values(data) > MAX_VALUES:
         raise ApiError(400, f"the body has more than {MAX_VALUES} values; send several requests")
     try:
-        content = json.loads(data.decode())  # from bytes, json would take UTF-16 and half characters, too
+        content = json.loads(data.decode())  # from bytes, json would also accept UTF-16 and lone surrogates
     except RecursionError:
         raise wrong("json_invalid", reason="it is nested too deeply") from None
-    except ValueError as error:  # also bytes that are not UTF-8, and numbers of thousands of digits
+    except ValueError as error:  # includes bytes that are not UTF-8, and numbers of thousands of digits
         raise wrong("json_invalid", reason=str(error)) from None
     if not isinstance(content, dict):
         raise wrong("model_attributes_type")
@@ -72,7 +72,7 @@ def parsed(data: bytes, model: type[Wanted]) -> Wanted:
 
 
 def has_half_a_name(content: Any) -> bool:
-    """Whether a name in a value from JSON is no text. In the values of parameters, `fields.Text` finds that."""
+    """Return True if a name in a JSON value contains a lone surrogate. `fields.Text` finds them in other strings."""
     left = [content]
     while left:
         value = left.pop()
@@ -86,10 +86,10 @@ def has_half_a_name(content: Any) -> bool:
 
 
 def num_values(data: bytes) -> int:
-    """The number of values in a text of JSON, about; beyond MAX_VALUES, any number that is too large.
+    """Return the approximate number of values in a JSON text; beyond MAX_VALUES, any larger number.
 
     Each value but the first follows a comma or begins a list or an object. Those marks do not count inside a string, so
-    the strings are cut out, without a loop in Python. There are at most two for each value: a key and a text.
+    the strings are cut out, without a loop in Python. There are at most two for each value: a key and a string.
     """
     if (most := count_marks(data)) <= MAX_VALUES:
         return most
@@ -100,10 +100,10 @@ def num_values(data: bytes) -> int:
 
 
 def count_marks(data: bytes) -> int:
-    """The number of characters after which a value begins."""
+    """Return the number of characters after which a value begins."""
     return sum(map(data.count, (b",", b"[", b"{")))
 
 
 def wrong(kind: str, reason: str = "") -> RequestValidationError:
-    """An error in the shape that pydantic's have."""
+    """Return an error in the shape of pydantic's."""
     return RequestValidationError([{"type": kind, "loc": ("body",), "msg": kind, "ctx": {"error": reason}}])

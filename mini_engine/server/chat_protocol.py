@@ -1,4 +1,4 @@
-"""Lesson 7. The parts of a chat request: messages, tools, and the form that the answer must have."""
+"""Lesson 7. The parts of a chat request: messages, tools, and the output form."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,7 +22,7 @@ NAMED = 'give "none", "auto", "required", or {"type": "function", "function": {"
 
 @BeforeValidator
 def few_pieces(messages: Any) -> Any:
-    """Refuse messages of more than MAX_PIECES parts and calls before any of them is looked at."""
+    """Refuse messages of more than MAX_PIECES parts and calls before any of them is validated."""
     turns = [turn for turn in messages if isinstance(turn, dict)] if isinstance(messages, list) else []
     lists = [value for turn in turns for value in (turn.get("content"), turn.get("tool_calls"))]
     if (count := sum(len(value) for value in lists if isinstance(value, list))) > MAX_PIECES:
@@ -41,12 +41,12 @@ class TextPart(Body):
 
 
 class FunctionCall(Body):
-    """What the assistant called: `arguments` is JSON in a text, or the object itself. The template sees other keys."""
+    """The function that the assistant called. `arguments`: a JSON string, or an object. Templates see other keys."""
 
     model_config = ConfigDict(extra="allow")
 
     name: Name
-    arguments: Annotated[Text | JsonObject, in_one_sentence("give an object, or JSON in a text")] = ""
+    arguments: Annotated[Text | JsonObject, in_one_sentence("give an object, or a JSON string")] = ""
 
 
 class ToolCall(Body):
@@ -62,8 +62,9 @@ class ToolCall(Body):
 class Message(Shown):
     """One turn of a conversation.
 
-    The checkpoint's template sees all of it, also keys that are not named here. What a reasoning model has thought
-    before its answer is in `reasoning_content` or `reasoning`. Accepted and ignored: cache_control.
+    The checkpoint's template sees all of it, including keys that are not named here. A reasoning model's thoughts
+    before
+    its answer are in `reasoning_content` or `reasoning`. Accepted and ignored: cache_control.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -84,17 +85,17 @@ class Message(Shown):
 
     @model_validator(mode="after")
     def check_content(self) -> "Message":
-        """Only the assistant and its tools may say nothing."""
+        """Require content in every message except the assistant's and a tool's."""
         if "content" not in self.model_fields_set and self.role not in SILENT:
-            raise PydanticCustomError("content", "give content; only an assistant or a tool may say nothing")
+            raise PydanticCustomError("content", "give content; only assistant and tool messages may leave it out")
         if self.tool_calls and self.role != "assistant":
-            raise PydanticCustomError("tool_calls", "only a message of the assistant can have tool_calls")
+            raise PydanticCustomError("tool_calls", "only the assistant's messages can have tool_calls")
         return self
 
 
 @AfterValidator
 def few_values(messages: list[Message]) -> list[Message]:
-    """Refuse calls whose arguments, as texts, hold more values together than a body may: templates get them parsed."""
+    """Refuse calls whose arguments, as JSON strings, hold more values together than a body may: they will be parsed."""
     given = [call.function.arguments for message in messages for call in message.tool_calls]
     if sum(num_values(each.encode()) for each in given if isinstance(each, str)) > MAX_VALUES:
         raise PydanticCustomError(
@@ -104,7 +105,7 @@ def few_values(messages: list[Message]) -> list[Message]:
 
 
 class Function(Shown):
-    """A function that the model may call. Its arguments are always held to `parameters`, `strict` or not."""
+    """A function that the model may call. `parameters` is always enforced, with or without `strict`."""
 
     name: Name
     description: Text = ""
@@ -121,7 +122,7 @@ class Tool(Shown):
 
     @property
     def for_template(self) -> JsonObject:
-        """The tool as the client describes it."""
+        """Return the tool as the client describes it."""
         return super().for_template | {"function": self.function.for_template}
 
 
@@ -142,7 +143,7 @@ ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool, in_one_s
 
 
 class JsonSchema(Body):
-    """A schema with a name. The answer is always held to it, `strict` or not."""
+    """A schema with a name. It is always enforced, with or without `strict`."""
 
     name: Name = "answer"
     description: Text = ""
@@ -153,7 +154,7 @@ class JsonSchema(Body):
 class ResponseFormat(Body):
     """The form of the answer: any text, a JSON object, or JSON that fits a schema.
 
-    schema: of type json_object, as llama.cpp and older clients have it.
+    schema: with the type json_object, as in llama.cpp and older clients.
     """
 
     param: ClassVar[str] = "response_format"
@@ -164,7 +165,7 @@ class ResponseFormat(Body):
 
     @property
     def forms(self) -> list[OutputForm]:
-        """The one form that the answer must have; none for any text."""
+        """Return the required output form, or an empty list for any text."""
         match self.type:
             case "text":
                 return []

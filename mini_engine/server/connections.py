@@ -1,7 +1,7 @@
 """Lesson 7. Keeps connections below the limit on file descriptors, and survives a failing accept.
 
-Every connection costs a file descriptor, of which a process has a limited number; without any left, the server cannot
-even answer /health. `guard` says what happens to a connection that is one too many.
+Every connection takes a file descriptor, of which a process has a limited number; once they run out, the server cannot
+even answer /health. `guard` decides which connection to close when there are too many.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ try:
 except ModuleNotFoundError:  # Windows has no such limit
     resource = None
 
-QUEUE = 1024  # connections that the system holds until they are accepted; beyond that, their clients try again in 1 s
-BACKLOG = 16  # that one turn of the loop accepts: a burst of them leaves the open ones their turn
-OWN_FILES = 64  # descriptors for everything but connections, beyond those open now
+QUEUE = 1024  # connections that the system queues until they are accepted; beyond that, clients retry after 1 s
+BACKLOG = 16  # accepted in one turn of the event loop, so that a burst does not starve open connections
+OWN_FILES = 64  # descriptors for everything except connections, beyond those open now
 WANTED_FILES = 65536
 LOG_SECONDS = 1.0
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def room_for_connections(wanted: int) -> int:
-    """Raise the limit on open files as far as needed and allowed. Return how many connections fit under it."""
+    """Raise the limit on open files as far as needed and allowed. Return the number of connections that fit."""
     if resource is None:
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -35,7 +35,7 @@ def room_for_connections(wanted: int) -> int:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
             soft = max(soft, most)
-        except (ValueError, OSError):  # macOS has a limit of its own below the hard one
+        except (ValueError, OSError):  # macOS has another limit below the hard one
             log.warning("the limit on open files stays at %d", soft)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted
@@ -43,19 +43,19 @@ def room_for_connections(wanted: int) -> int:
 
 
 def files_open() -> int:
-    """The number of descriptors in use, where the system tells."""
+    """Return the number of descriptors in use, if the system reports it."""
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.is_dir() else OWN_FILES
 
 
 class AcceptErrors:
-    """An event loop's exception handler: failing to accept is one line a second at most, everything else as usual."""
+    """An event loop's exception handler: logs failures to accept at most once a second, everything else as usual."""
 
     def __init__(self) -> None:
         self.latest, self.missed = float("-inf"), 0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What asyncio calls."""
+        """Handle an exception of the event loop."""
         if not isinstance(context.get("exception"), OSError) or "accept" not in context.get("message", ""):
             loop.default_exception_handler(context)
             return

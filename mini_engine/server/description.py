@@ -1,4 +1,4 @@
-"""Lesson 7. /openapi.json: what the routes take and give. They read and write by hand, so FastAPI cannot see it."""
+"""Lesson 7. /openapi.json: the routes' requests and responses. They read and write by hand, so FastAPI cannot know."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +14,12 @@ JsonObject = dict[str, Any]
 REFUSALS = {
     400: "The request is invalid; the message says why, `param` says where.",
     401: "The API key is missing or wrong.",
-    403: "The `Host` header has a name that this server is not called by.",
+    403: "The `Host` header names another host.",
     404: "There is no such model.",
-    405: "The path has no such method.",
+    405: "The path does not support this method.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    429: "Too many requests are waiting; come back after `Retry-After` seconds.",
+    429: "Too many requests are waiting; try again after `Retry-After` seconds.",
     500: "The engine failed.",
     503: "The server is shutting down, or too many connections are open; try again after `Retry-After` seconds.",
 }
@@ -30,7 +30,7 @@ KEY = {"ApiKey": {"type": "http", "scheme": "bearer", "description": "The key th
 
 
 def refusals(*statuses: int) -> dict[int | str, JsonObject]:
-    """The refusals of a route, as FastAPI's `responses`."""
+    """Return the refusals of a route, as FastAPI's `responses`."""
     retry = {"headers": {"Retry-After": SECONDS}}
     return {
         status: {"model": Error, "description": REFUSALS[status]} | (retry if status in WITH_RETRY else {})
@@ -39,7 +39,7 @@ def refusals(*statuses: int) -> dict[int | str, JsonObject]:
 
 
 def gives(model: type[BaseModel], events: str) -> dict[int | str, JsonObject]:
-    """What a route gives that runs the model: a whole answer, a stream of events, or a refusal."""
+    """Return the responses of a route that runs the model: a whole answer, a stream of events, or a refusal."""
     event = {
         "type": "object",
         "description": events,
@@ -51,17 +51,17 @@ def gives(model: type[BaseModel], events: str) -> dict[int | str, JsonObject]:
 
 
 def takes(model: type[BaseModel]) -> JsonObject:
-    """The description of a route's body, for FastAPI's `openapi_extra`."""
+    """Return the description of a route's body, for FastAPI's `openapi_extra`."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def describe(app: FastAPI, bodies: tuple[type[BaseModel], ...], behind_key: Callable[[str], bool]) -> None:
-    """Add to /openapi.json what FastAPI does not know.
+    """Complete /openapi.json with everything that FastAPI cannot know.
 
     Args:
         bodies: the models that routes read by hand.
-        behind_key: says of a path whether it asks for the API key.
+        behind_key: returns True for a path that requires the API key.
     """
     _, found = models_json_schema(
         [(model, "validation") for model in bodies], ref_template="#/components/schemas/{model}"
@@ -73,7 +73,7 @@ def describe(app: FastAPI, bodies: tuple[type[BaseModel], ...], behind_key: Call
         components = description.setdefault("components", {})
         components.setdefault("schemas", {}).update(found["$defs"])
         components["securitySchemes"] = KEY
-        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own errors, which this server does not give
+        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own errors, which this server does not send
             components["schemas"].pop(name, None)
         for path, routes in description["paths"].items():
             for route in routes.values():
@@ -84,7 +84,7 @@ def describe(app: FastAPI, bodies: tuple[type[BaseModel], ...], behind_key: Call
 
 
 def finish(route: JsonObject, security: list[JsonObject]) -> None:
-    """Add to a route's description what is alike in all of them."""
+    """Add to a route's description the parts that all routes share."""
     route["security"] = security
     route["responses"].pop("422", None)
     for response in route["responses"].values():

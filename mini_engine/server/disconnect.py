@@ -22,10 +22,10 @@ async def gone(receive: Receive) -> None:
 
 
 async def has_gone(receive: Receive) -> bool:
-    """Whether the client, whose request has just arrived in full, has hung up already.
+    """Return True if the client, whose request has just arrived in full, has already hung up.
 
-    Of a burst of clients that ask and hang up, none is worth tokenizing for. The event loop learns of an end that
-    arrived with the request in its next turn, and tells the app in the one after that.
+    A burst of clients that send a request and hang up should not cost any tokenizing. The event loop notices an end
+    that arrived with the request in its next turn, and tells the app in the one after that.
     """
     message = asyncio.ensure_future(receive())
     for _ in range(TURNS):
@@ -39,16 +39,16 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
     """Run `work`, and cancel it if the client disconnects first.
 
     Args:
-        receive: ASGI's `receive`, through which the server reports what the client does.
+        receive: ASGI's `receive`, through which the server reports a disconnect.
 
     Returns:
-        what `work` returns, even if the client goes just after it is done. An exception in `work` reaches the caller.
+        the result of `work`, even if the client leaves just after it is done. Exceptions in `work` propagate.
 
     Raises:
         ClientGone: the client disconnected first. By then `work` has ended and its `finally` blocks have run.
         CancelledError: the caller was cancelled; `work` has been cancelled too, and has ended.
 
-    However it ends, nothing that it started is left running.
+    However it ends, no task is left running.
     """
     working, leaving = tasks = asyncio.create_task(work), asyncio.create_task(gone(receive))
     try:

@@ -1,4 +1,4 @@
-"""Lesson 7. Errors as clients see them: OpenAI's shape, one clear sentence, the right status.
+"""Lesson 7. Errors in the form that clients get: OpenAI's shape, one clear sentence, the right status.
 
 {"error": {"message": "…", "type": "invalid_request_error", "param": "temperature", "code": null}}
 """
@@ -27,9 +27,9 @@ class ApiError(HTTPException):
     """A refused request.
 
     Args:
-        status: 4xx for what the client can fix, 5xx for what it cannot.
+        status: 4xx if the client can fix the error, otherwise 5xx.
         param: the parameter at fault.
-        code: a word for programs, such as "model_not_found".
+        code: a word that programs can check, such as "model_not_found".
     """
 
     def __init__(
@@ -56,25 +56,25 @@ class ApiError(HTTPException):
 
 
 def shortened(text: str, most: int) -> str:
-    """The text, or its beginning."""
+    """Return the first `most` characters of a text, with an ellipsis if it is longer."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def refusal(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong with a request's body, as a 400 that names the parameter.
+    """Return the first problem of a request's body as a 400 that names the parameter.
 
     Unknown parameters are refused too: a client that asks for one thing and silently gets another never finds out.
 
     Args:
-        error: `error.errors()` lists what is wrong, as dicts. `type`: "json_invalid", "extra_forbidden" for an unknown
+        error: `error.errors()` lists the problems, as dicts. `type`: "json_invalid", "extra_forbidden" for an unknown
             parameter, or any other. `loc`: "body" and the path to the value, as in ("body", "messages", 0, "role"), or
-            ("body",) alone if the body is no object. `msg`: a sentence. For "json_invalid", `loc` ends with a position
-            in the text instead of a path, and `ctx["error"]` says what is wrong.
+            ("body",) alone if the body is not an object. `msg`: a sentence. For "json_invalid", `loc` ends with a
+            position in the text instead of a path, and `ctx["error"]` describes the problem.
 
     Returns:
-        an ApiError whose message has the whole path, such as `messages.0.role`, and what is wrong with it, `msg` (an
-        unknown parameter needs only its name), and whose `param` is the first part of the path. Without a path, `param`
-        is None. If the body is not JSON, the message has `ctx["error"]`.
+        an ApiError whose message has the whole path, such as `messages.0.role`, and the problem, `msg` (an unknown
+        parameter needs only its name), and whose `param` is the first part of the path. Without a path, `param` is
+        None. If the body is not JSON, the message has `ctx["error"]`.
     """
     first = error.errors()[0]
     path = [str(part) for part in first["loc"][1:]]
@@ -89,12 +89,12 @@ def refusal(error: RequestValidationError) -> ApiError:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The ApiError that a client gets for `error`, whatever its type.
+    """Return the ApiError that a client gets for `error`, whatever its type.
 
-    An ApiError is returned as it is. Any other HTTPException keeps its status, message (`detail`) and headers. A
-    UserError is 400 with its message and `param`, a RequestValidationError what `refusal` says. QueueFull is 429 with
-    the code "rate_limit_exceeded", EngineStopped 503 with "shutting_down", both with their message and the headers
-    `RETRY`. Everything else is 500, and its message names the exception, type and text.
+    An ApiError is returned unchanged. Any other HTTPException keeps its status, message (`detail`) and headers. A
+    UserError is 400 with its message and `param`, a RequestValidationError is handled by `refusal`. QueueFull is 429
+    with the code "rate_limit_exceeded", EngineStopped 503 with "shutting_down", both with their message and the headers
+    `RETRY`. Everything else is 500, with the exception's type and text as the message.
     """
     match error:
         case ApiError():

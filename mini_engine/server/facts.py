@@ -1,4 +1,4 @@
-"""Lesson 7. The routes about the model and the server's state. All but the model's are open without a key."""
+"""Lesson 7. The routes about the model and the server's state. Only the model's require a key."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from mini_engine.server.app import Service
 
 FACTS = (400, 401, 403, 405, 408, 413, 503)
-DEAD = {"model": Health, "description": "The engine has ended or is stuck."}
-NOT_READY = {"model": Health, "description": "No new requests are taken, or none can be answered."}
+DEAD = {"model": Health, "description": "The engine has stopped or is stuck."}
+NOT_READY = {"model": Health, "description": "The server is draining, or the engine cannot answer."}
 
 
 def add_facts(app: FastAPI, service: "Service") -> None:
@@ -33,7 +33,7 @@ def add_facts(app: FastAPI, service: "Service") -> None:
 
     @app.get("/health", response_model=Health, responses={503: DEAD})
     async def health() -> JSONResponse:
-        """Report whether the engine's thread is alive and its steps return."""
+        """Report whether the engine thread is alive and its steps return."""
         return await service.health()
 
     @app.head("/health", include_in_schema=False)
@@ -44,13 +44,13 @@ def add_facts(app: FastAPI, service: "Service") -> None:
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready", response_model=Health, responses={503: NOT_READY})
     async def ready(request: Request) -> JSONResponse:
-        """Report whether new requests are taken: as /health, and not while the server drains."""
+        """Report whether new requests are taken: like /health, but 503 while the server drains."""
         if request.app.state.drain.draining:
             return JSONResponse({"status": "the server is shutting down"}, 503)
         return await service.health()
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
-        """Metrics in Prometheus' text format."""
+        """Return metrics in Prometheus' text format."""
         text = await service.metrics.scrape() + request.app.state.traffic.text()
         return Response(text, media_type="text/plain; version=0.0.4")

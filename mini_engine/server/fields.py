@@ -1,8 +1,8 @@
-"""Lesson 7. The kinds of values in a request's body, checked strictly.
+"""Lesson 7. The types of values in a request's body, validated strictly.
 
 A number is a number ("5" and true are not), null means left out, and an unknown name is an error: see `errors.refusal`.
-A list is refused at its first wrong entry, so that a long list of them costs no more than one. A dict cannot be:
-pydantic reports each wrong value, so its length is looked at first.
+Validation of a list stops at its first wrong entry, so that many of them cost no more than one. For a dict, pydantic
+reports every wrong value, so its length is checked first.
 """
 
 import functools
@@ -30,12 +30,12 @@ from mini_engine.engine.sampling_params import MAX_BIAS, NUMBERS
 JsonObject = dict[str, Any]
 
 MAX_STOPS = 16
-MAX_IDS = 1024  # of those that are checked one by one: stop ids, biases
+MAX_IDS = 1024  # stop ids and biases, which are checked one by one
 HALF = "half_a_character"
 
 
 def in_one_sentence(sentence: str) -> WrapValidator:
-    """Report `sentence` if none of a union's alternatives fits, instead of one error for each alternative."""
+    """Report `sentence` if no alternative of a union fits, instead of one error for each alternative."""
 
     def check(value: Any, handler: Any) -> Any:
         try:
@@ -49,12 +49,12 @@ def in_one_sentence(sentence: str) -> WrapValidator:
 
 
 def half_a_character() -> PydanticCustomError:
-    """JSON can spell half of a character beyond U+FFFF, as in "\\ud83d"; no text contains such a thing."""
+    """Return the error for a lone surrogate, such as JSON's "\\ud83d": half a character, which no text contains."""
     return PydanticCustomError(HALF, "a text holds half a character, a lone surrogate")
 
 
 def of_whole_characters(text: str) -> str:
-    """The text, if it can be written as UTF-8."""
+    """Return the text if it can be encoded as UTF-8, otherwise raise."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -75,17 +75,17 @@ Stop = Annotated[
 
 
 def shown(**keywords: Any) -> Any:
-    """Keywords for the schema in /openapi.json alone: what else is checked, with a sentence of its own."""
+    """Return keywords for /openapi.json alone: the value is checked elsewhere, with a clearer message."""
     return Field(json_schema_extra=keywords)
 
 
 def between(name: str) -> Any:
-    """What /openapi.json says of a number that SamplingParams checks."""
+    """Return /openapi.json's range of a number that SamplingParams checks."""
     return shown(minimum=NUMBERS[name].least, maximum=NUMBERS[name].most)
 
 
 def at_most(most: int) -> Any:
-    """Refuse a dict of more entries before any of them is looked at."""
+    """Refuse a dict of more entries before any of them is validated."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > most:
@@ -105,14 +105,14 @@ TOKEN_ID = {"pattern": "^[0-9]{1,9}$"}
 class Only:
     """Accept a parameter only with a value that changes nothing here: clients often spell out the default.
 
-    sentence: what to say of any other value.
+    sentence: the error for any other value.
     """
 
     allowed: tuple[Any, ...]
     sentence: str
 
     def check(self, value: Any) -> Any:
-        """Return the value, if it is one of those."""
+        """Return the value if it is one of those, otherwise raise."""
         if value not in self.allowed:
             raise PydanticCustomError("only", "{sentence}", {"sentence": self.sentence})
         return value
@@ -125,14 +125,14 @@ class Only:
 
 
 def only(*allowed: Any, sentence: str = "") -> Only:
-    """The annotation for a parameter that may have these values and no other."""
+    """Return the annotation for a parameter that may have only these values."""
     names = " or ".join(map(repr, allowed))
     return Only(allowed, sentence or f"this server supports only {names}; leave it out")
 
 
 @functools.cache
 def names_of(model: type[BaseModel]) -> frozenset[str]:
-    """The names of a model's fields in JSON."""
+    """Return the names of a model's fields in JSON."""
     return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
@@ -144,7 +144,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def leave_out_nulls(cls, data: Any) -> Any:
-        """Drop the keys whose value is null. Of unknown names, keep the first: one refusal is enough."""
+        """Drop keys whose value is null, and all unknown names but the first: one error is enough."""
         if not isinstance(data, dict):
             return data
         names = names_of(cls)
@@ -156,7 +156,7 @@ class Body(BaseModel):
         return {key: value for key, value in given.items() if key in kept}
 
     def prepare(self) -> None:
-        """Find out once what takes a while. The reader of bodies calls it, off the event loop for a large body."""
+        """Compute slow results once. The body reader calls it, off the event loop for a large body."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
@@ -168,21 +168,21 @@ class Body(BaseModel):
 
 
 class Shown(Body):
-    """A JSON object that chat templates see as the client sent it, in its order, but for marks of the cache."""
+    """A JSON object that chat templates see as the client sent it, in its order, without cache marks."""
 
     _given: JsonObject = PrivateAttr({})
 
     @model_validator(mode="wrap")
     @classmethod
     def keep(cls, data: Any, handler: Any) -> Any:
-        """Keep what was given."""
+        """Keep the object as it was given."""
         found = handler(data)
         found._given = data
         return found
 
     @property
     def for_template(self) -> JsonObject:
-        """What was given."""
+        """Return the object as it was given."""
         return {key: unmarked(value) for key, value in self._given.items() if not (value is None or key == MARK)}
 
 
@@ -190,7 +190,7 @@ MARK = "cache_control"
 
 
 def unmarked(value: Any) -> Any:
-    """The value, with no marks in an object, or in the objects of a list."""
+    """Return the value without cache marks in an object or in the objects of a list."""
     if isinstance(value, list):
         return [unmarked(each) if isinstance(each, dict) else each for each in value]
     return {key: each for key, each in value.items() if key != MARK} if isinstance(value, dict) else value

@@ -1,9 +1,9 @@
 """Lesson 7. Compiles output forms into the engine's grammars, with llguidance (Moskal et al.; Microsoft, MIT).
 
-Compiling takes milliseconds for usual schemas and has limits for the others. It runs in a thread of its own and without
-Python's lock. llguidance builds most of a grammar when it is first used, so the same thread rehearses the beginning of
-an answer: what fails there is refused before the engine hears of it. llguidance is imported when the first request asks
-for a form.
+Compiling takes milliseconds for usual schemas and has limits for the others. It runs in its own thread and releases
+Python's lock. llguidance builds most of a grammar on first use, so the same thread rehearses the beginning of an
+answer: a grammar that fails there is refused before it reaches the engine. llguidance is imported with the first
+request that needs it.
 """
 
 import asyncio
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 PATIENCE = 10.0  # seconds for compiling; a schema within the limits takes far less
-REHEARSED = 3  # tokens: an object's first brace already lists all of its properties
-LIMITS: dict[
-    str, Any
-] = {  # llguidance's, lower than its own: the engine's thread waits about 30 ms for a mask, at most
+REHEARSED = 3  # tokens: after an object's first brace, all of its properties may come
+LIMITS: dict[str, Any] = {  # llguidance's limits, lowered: the engine thread waits at most about 30 ms for a mask
     "max_grammar_size": 100_000,
     "initial_lexer_fuel": 100_000,
     "step_lexer_fuel": 50_000,
@@ -42,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class GrammarCompiler:
-    """Makes grammars for one tokenizer and model.
+    """Compiles grammars for one tokenizer and model.
 
     Args:
         vocab_size: the model's.
@@ -58,7 +56,7 @@ class GrammarCompiler:
         """Compile off the event loop.
 
         Raises:
-            UserError: a schema is invalid, too large, or uses what llguidance does not know; or it takes too long.
+            UserError: a schema is invalid, too large, not supported by llguidance, or takes too long.
         """
         work = asyncio.get_running_loop().run_in_executor(self.thread, self.compile_sync, form)
         try:
@@ -81,17 +79,17 @@ class GrammarCompiler:
         if compiled.is_error() and form.functions:
             form = replace(form, functions=dict.fromkeys(form.functions, ANY_OBJECT))
             compiled = self.tried(form)
-            self.tell("some tools are too much together: their arguments are enforced only as any objects")
+            self.tell("the tools' schemas are too large together: arguments may be any object")
         self.check(compiled, form)
         for warning in compiled.get_grammar_warnings():
-            self.tell(f"of a tool's parameters, not all is enforced: {warning}")
+            self.tell(f"a tool's parameters are only partly enforced: {warning}")
         return CompiledGrammar(compiled)
 
     def bounded(self, form: OutputForm) -> OutputForm:
-        """Return a form of which all is small enough to be compiled; UserError if the text's own schema is not."""
+        """Return a form that is small enough to be compiled; UserError if the text's own schema is not."""
         found = form.bounded()
         for name in [name for name, schema in found.functions.items() if schema is ANY_OBJECT]:
-            self.tell(f"the parameters of tool {name!r} are too large to be enforced; any object is taken")
+            self.tell(f"the parameters of tool {name!r} are too large to be enforced; any object is accepted")
         return found
 
     def tried(self, form: OutputForm) -> "LLMatcher":
@@ -109,7 +107,7 @@ class GrammarCompiler:
         return LLMatcher(self.vocabulary, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False, **LIMITS))
 
     def relaxed(self, name: str, schema: JsonObject) -> JsonObject:
-        """Return as much of a tool's schema as works."""
+        """Return the enforceable part of a tool's schema."""
 
         def works(part: JsonObject) -> bool:
             return not self.matcher("%llguidance {}\nstart: " + as_json(part, **LENIENT)).is_error()
@@ -125,7 +123,7 @@ class GrammarCompiler:
         return found
 
     def tell(self, sentence: str) -> None:
-        """Log a sentence once; beyond MAX_TOLD, none: what clients send must not fill a disk."""
+        """Log a sentence once, and at most MAX_TOLD of them: clients must not be able to fill a disk."""
         if sentence not in self.told and len(self.told) < MAX_TOLD:
             self.told.add(sentence)
             log.warning("%s", sentence)
@@ -148,23 +146,23 @@ class GrammarCompiler:
         """Raise UserError if the matcher has failed."""
         if matcher.is_error():
             param = form.param if form.text_rule else "tools"  # tools alone have been relaxed
-            raise UserError(f"the form asked for cannot be used: {reason_of(matcher)}", param=param)
+            raise UserError(f"the requested output format cannot be used: {reason_of(matcher)}", param=param)
 
     @property
     def marks(self) -> dict[str, int]:
-        """The marks of a call that are control tokens which the model has."""
+        """Return the call marks that are control tokens of the model."""
         return {mark: index for mark, index in self.tokenizer.call_marks.items() if index < self.vocab_size}
 
     @functools.cached_property
     def vocabulary(self) -> "LLTokenizer":
-        """The tokens by their bytes, as llguidance holds them."""
+        """Return llguidance's tokenizer: the tokens by their bytes."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
         return LLTokenizer(TokenizerWrapper(Vocabulary(self)), self.vocab_size)
 
     @property
     def end_token_id(self) -> int:
-        """The token that ends an answer: the model's, or the tokenizer's, or else the last of its control tokens."""
+        """Return the token that ends an answer: the model's, the tokenizer's, or else its last control token."""
         named = self.tokenizer.end_token_id
         found = [*self.eos_token_ids, *([] if named is None else [named]), *sorted(self.tokenizer.special_ids)[-1:]]
         if not found:
@@ -173,7 +171,7 @@ class GrammarCompiler:
 
 
 class Vocabulary:
-    """What llguidance reads of a tokenizer."""
+    """A tokenizer in the form that llguidance reads."""
 
     bos_token_id = None
 
@@ -190,11 +188,11 @@ class Vocabulary:
         self.encode = tokenizer.encode
 
     def __call__(self, text: Any) -> list[int]:
-        """Encode a text, which may come as bytes."""
+        """Encode a text, given as a string or as bytes."""
         return self.encode(text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text)
 
 
 def lowest(mask: bytes) -> int:
-    """The lowest token id that a mask allows."""
+    """Return the lowest token id that a mask allows."""
     bits = int.from_bytes(mask, "little")
     return (bits & -bits).bit_length() - 1

@@ -1,12 +1,12 @@
-"""Lesson 7. Guards one client's connection: bounds what the client could make grow or take forever.
+"""Lesson 7. Guards one client's connection: bounds everything that a client could make large or slow.
 
-| what a client does | bound |
+| a client … | bound |
 | --- | --- |
 | sends headers slowly | `header_seconds`, from the connection's beginning or the last response |
-| sends a body in tiny chunks | `max_body_bytes` of what comes over the wire, framing included |
+| sends a body in tiny chunks | `max_body_bytes` over the wire, framing included |
 | sends a body that has been refused | LINGER_BYTES of it are read and dropped, within LINGER_SECONDS |
 | does not read its answer | LEAST_BYTES of it in each `write_seconds` |
-| opens connections and says nothing | one too many closes the one that has been silent longest |
+| opens connections and sends nothing | at `max_connections`, the one that has been silent longest is closed |
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from mini_engine.server.errors import RETRY, ApiError
 from mini_engine.server.server_config import ServerConfig
 from mini_engine.server.traffic import Traffic
 
-PIECE = 2**13  # bytes read at a time: as one-byte chunks they take h11 5 ms, then others have their turn
-MAX_HEAD = 2**14  # h11's limit for headers; they count as part of what comes over the wire
+PIECE = 2**13  # bytes read at a time: as one-byte chunks they take h11 5 ms, then other connections get their turn
+MAX_HEAD = 2**14  # h11's limit for headers, which count as bytes over the wire
 LEAST_BYTES = 2**14
 LINGER_SECONDS = 1.0
 LINGER_BYTES = 2**16
@@ -37,19 +37,19 @@ class WithoutWarnings(logging.Logger):
         self.parent = parent
 
     def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
-        """Say nothing: `Traffic` counts what is malformed, and a request that asks to upgrade is served without."""
+        """Do nothing: `Traffic` counts malformed requests, and requests to upgrade are served without upgrading."""
 
 
 class Guard:
-    """What the connections of one server share.
+    """The state that all connections of one server share.
 
     Args:
-        limits: the server's; `max_connections` as `room_for_connections` has allowed it.
-        traffic: is told of the responses that a connection gives before the app has a request.
+        limits: the server's; `max_connections` as limited by `room_for_connections`.
+        traffic: counts the responses that a connection sends before the app has a request.
 
     Attributes:
         silent: the connections whose client has to send something next, the longest silent first.
-        buffer: what was just read; each connection takes it out before the next one reads.
+        buffer: the bytes just read; each connection takes them out before the next one reads.
     """
 
     def __init__(self, limits: ServerConfig, traffic: Traffic) -> None:
@@ -62,12 +62,12 @@ class Guard:
 class Lingering:
     """A transport that closes in two steps if part of a request is unread, as nginx's `lingering_close` does.
 
-    Closing a socket with unread bytes resets the connection, and the reset may overtake the answer. So only this
-    server's half is closed at first, and what comes is dropped. The other half follows when the client closes, or
+    Closing a socket with unread bytes resets the connection, and the reset may overtake the answer. So only the
+    server's half is closed at first, and incoming bytes are dropped. The other half follows when the client closes, or
     after LINGER_SECONDS.
 
     Args:
-        is_unread: whether part of a request is unread.
+        is_unread: returns True if part of a request is unread.
     """
 
     def __init__(self, transport: asyncio.Transport, is_unread: Callable[[], bool]) -> None:
@@ -78,7 +78,7 @@ class Lingering:
         return getattr(self.transport, name)
 
     def is_closing(self) -> bool:
-        """Whether `close` was called."""
+        """Return True if `close` was called."""
         return self.lingers or self.transport.is_closing()
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Lingering:
 
 
 class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
-    """uvicorn's connection within the module's bounds. Being a BufferedProtocol bounds what it reads at a time."""
+    """uvicorn's connection within this module's bounds. As a BufferedProtocol, it reads at most PIECE at a time."""
 
     def __init__(self, *args: Any, guard: Guard, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -108,8 +108,8 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection. If it is one too many, close the one that has been silent longest, or else this one."""
-        transport.set_write_buffer_limits(high=0)  # whatever waits for the client is timed, also the last few bytes
+        """Accept the connection. If there are too many, close the one silent for longest, or else this one."""
+        transport.set_write_buffer_limits(high=0)  # time everything that waits for the client, even the last few bytes
         self.lingering = Lingering(transport, self.is_unread)
         super().connection_made(self.lingering)  # type: ignore[arg-type]
         most = self.limits.max_connections
@@ -119,27 +119,27 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
         self.watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timers."""
+        """Stop the timers."""
         self.guard.silent.pop(self, None)
         stop(self.header_timer, self.write_timer)
         super().connection_lost(exc)
 
     def is_unread(self) -> bool:
-        """Whether part of a request is unread, or the client has sent what is no HTTP."""
+        """Return True if part of a request is unread, or the client has sent something other than HTTP."""
         return self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
 
-    # What the client sends
+    # Reading from the client
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where asyncio puts what it reads."""
+        """Return the buffer that asyncio reads into."""
         return self.guard.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what was read."""
+        """Process the bytes just read."""
         self.data_received(bytes(self.guard.buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, unless the connection is being closed or it is too much."""
+        """Parse incoming bytes, unless the connection is closing or there are too many."""
         self.num_received += len(data)
         if self.transport.is_closing():
             if self.num_received > LINGER_BYTES:
@@ -147,7 +147,7 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
             return
         if self.num_received > self.limits.max_body_bytes + MAX_HEAD:
             most = self.limits.max_body_bytes
-            self.refuse(413, f"the body is larger than {most} bytes, with what frames it on the wire", "body_too_large")
+            self.refuse(413, f"the body is larger than {most} bytes, chunk framing included", "body_too_large")
             return
         super().data_received(data)
         self.watch()
@@ -159,11 +159,11 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
         self.watch()
 
     def watch(self) -> None:
-        """Note whether the client has to send something next, and time its headers."""
+        """Track whether the client has to send something next, and time its headers."""
         their_state = self.conn.their_state
         is_silent = self.lingering.lingers or their_state in (h11.IDLE, h11.SEND_BODY)
         if is_silent and not self.lingering.transport.is_closing():
-            if their_state is h11.SEND_BODY:  # a body on its way: `body_seconds` bounds it
+            if their_state is h11.SEND_BODY:  # a body in transit, which `body_seconds` bounds
                 self.guard.silent.pop(self, None)
             self.guard.silent.setdefault(self)
         else:
@@ -175,13 +175,13 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
             self.header_timer = self.loop.call_later(self.limits.header_seconds, self.too_late)
 
     def too_late(self) -> None:
-        """Close a connection whose request did not come."""
+        """Close a connection whose request did not arrive in time."""
         self.header_timer = None
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             self.refuse(408, f"the request's headers did not arrive within {self.limits.header_seconds:g} seconds")
 
     def refuse(self, status: int, message: str, code: str | None = None) -> None:
-        """Answer with an error, if no answer has begun, and close."""
+        """Answer with an error, unless an answer has begun, and close."""
         self.guard.silent.pop(self, None)
         if self.transport.is_closing():
             self.transport.abort()
@@ -194,7 +194,7 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
         self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, even in the middle of an answer."""
+        """Refuse bytes that are not HTTP, even in the middle of an answer."""
         self.guard.traffic.malformed(self.client)
         self.refuse(400, "this is not a valid HTTP request")
 
@@ -207,25 +207,25 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
         for event in (head, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
 
-    # What the client reads
+    # Writing to the client
 
     def pause_writing(self) -> None:
-        """asyncio holds more of the answer than it likes to: from now on, the client must read."""
+        """Start timing the client: the write buffer has passed its high-water mark."""
         super().pause_writing()
         self.time_reading()
 
     def resume_writing(self) -> None:
-        """The client has read enough."""
+        """Stop timing the client: it has read enough."""
         super().resume_writing()
         stop(self.write_timer)
 
     def time_reading(self) -> None:
-        """Look at what has been read after `write_seconds`."""
+        """Check after `write_seconds` how much the client has read."""
         unread = self.transport.get_write_buffer_size()
         self.write_timer = self.loop.call_later(self.limits.write_seconds, self.check_reading, unread)
 
     def check_reading(self, unread: int) -> None:
-        """Cut off a client that has read too little."""
+        """Abort the connection if the client has read too little."""
         if unread - self.transport.get_write_buffer_size() < LEAST_BYTES:
             self.transport.abort()
         else:
@@ -233,7 +233,7 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
 
 
 def stop(*timers: asyncio.TimerHandle | None) -> None:
-    """Cancel the timers that run."""
+    """Cancel the timers that are running."""
     for timer in timers:
         if timer is not None:
             timer.cancel()

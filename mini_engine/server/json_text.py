@@ -1,7 +1,7 @@
-"""Lesson 7. Responses as JSON. json keeps Python's lock while it writes a value, so large responses need some care.
+"""Lesson 7. Responses as JSON. json holds Python's lock while it writes a value, so large responses need care.
 
 A prompt's log probabilities can be megabytes. They are written in a thread, in pieces, and between two pieces the event
-loop has its turn.
+loop gets its turn.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ Made = TypeVar("Made")
 
 
 def to_json(data: Any) -> str:
-    """Compact JSON with non-ASCII letters as they are. Line breaks inside a text become \\n.
+    """Return compact JSON with non-ASCII letters unescaped. Line breaks inside a string become \\n.
 
     Raises:
-        ApiError: 500, a number is NaN or infinite, which JSON cannot say.
+        ApiError: 500, a number is NaN or infinite, which JSON cannot represent.
     """
     try:
         return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -30,7 +30,7 @@ def to_json(data: Any) -> str:
 
 
 def to_json_in_pieces(data: Any) -> str:
-    """The same, of what has few long texts, without keeping Python's lock for long."""
+    """Return the same without holding Python's lock for long, for data with few long strings."""
     if isinstance(data, dict):
         return "{" + ",".join(f"{to_json(key)}:{to_json_in_pieces(value)}" for key, value in data.items()) + "}"
     if isinstance(data, list) and len(data) > PIECE:
@@ -42,7 +42,7 @@ def to_json_in_pieces(data: Any) -> str:
 
 
 async def written(num_logprobs: int, make: Callable[[], Any]) -> str:
-    """Make a part of a response that has this many log probabilities, and write it. Large ones off the event loop."""
+    """Make a part of a response with `num_logprobs` log probabilities and write it, large ones off the event loop."""
     if num_logprobs <= LARGE:
         return to_json(make())
     return await asyncio.to_thread(lambda: to_json_in_pieces(make()))

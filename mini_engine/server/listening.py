@@ -1,4 +1,4 @@
-"""Lesson 7. The listening socket. Imports nothing heavy, so a port that is taken is told at once."""
+"""Lesson 7. The listening socket. Imports nothing heavy, so a port in use is reported at once."""
 
 import socket
 
@@ -7,7 +7,7 @@ from mini_engine.server.connections import QUEUE
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, without Nagle's algorithm, as are those that it accepts. Port 0 picks a free one.
+    """Open a listening socket. It and the sockets it accepts have Nagle's algorithm off. Port 0 picks a free one.
 
     Raises:
         UserError: the address cannot be used.
@@ -20,11 +20,11 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError, TypeError) as error:  # TypeError: no host can have this name
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host") from error
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets it only on sockets of its own making
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets it only on sockets that it creates
     return listener
 
 
 def url_of(listener: socket.socket) -> str:
-    """The address for clients."""
+    """Return the address for clients."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SHOWN = 300  # characters of llguidance's reasons
-REASONS = {  # llguidance's words for limits that schemas meet, and what they mean for a client
+REASONS = {  # llguidance's errors for limits that schemas exceed, and their meaning for a client
     "NoExtensionBias": "nothing fits it; does a $ref lead back to itself?",
     "Too many items": "too much can come next; does a $ref lead back to itself without an end?",
     "items; max is": "too many properties can come next; make more of them required, or use fewer",
@@ -29,7 +29,7 @@ class CompiledGrammar:
 
 
 class GuidedMatcher:
-    """An engine's Matcher over a copy of one of llguidance's, which never raises but keeps its first error."""
+    """An engine's Matcher over a copy of llguidance's, which never raises but keeps its first error."""
 
     def __init__(self, compiled: "LLMatcher") -> None:
         self.compiled, self.inner = compiled, compiled.deep_copy()
@@ -39,7 +39,7 @@ class GuidedMatcher:
 
     @property
     def may_end(self) -> bool:
-        """Whether the answer is complete as it is."""
+        """True if the answer is complete as it is."""
         return self.inner.is_accepting()
 
     def mask(self) -> bytes:
@@ -52,7 +52,7 @@ class GuidedMatcher:
         self.inner.consume_token(token_id)
         self.is_over = self.inner.is_stopped()
         if self.inner.is_error():
-            self.error = f"the answer cannot go on in the form asked for: {reason_of(self.inner)}"
+            self.error = f"the answer cannot continue in the requested output format: {reason_of(self.inner)}"
 
     def num_valid(self, drafts: Sequence[int]) -> int:
         """Return how many of `drafts` may come next, one after the other, without ending the answer."""
@@ -60,14 +60,14 @@ class GuidedMatcher:
         return count - self.look_ahead(drafts[:count], lambda inner: inner.is_stopped()) if count else 0
 
     def mask_after(self, drafts: Sequence[int]) -> bytes:
-        """Return a bit for each token id: 1 if it may come behind `drafts`."""
+        """Return a bit for each token id: 1 if it may follow `drafts`."""
         return self.look_ahead(drafts, lambda inner: inner.compute_bitmask())
 
     def look_ahead(self, drafts: Sequence[int], look: "Callable[[LLMatcher], T]") -> T:
-        """Return what `look` finds behind `drafts`, and roll back.
+        """Return the result of `look` after `drafts`, and roll back.
 
-        A limit may be reached there which this answer never meets, and llguidance's errors are for good: in that case,
-        a new matcher takes the answer's tokens again.
+        A limit may be exceeded there that this answer itself never reaches, and llguidance's errors are permanent: in
+        that case, a new matcher replays the answer's tokens.
         """
         self.inner.consume_tokens(list(drafts))
         found = look(self.inner)
@@ -78,6 +78,6 @@ class GuidedMatcher:
 
 
 def reason_of(matcher: "LLMatcher") -> str:
-    """Why a matcher has failed: in the words of REASONS, or else in the first line of its own."""
+    """Return why a matcher has failed: a sentence from REASONS, or the first line of its own error."""
     message = matcher.get_error().strip().split("\n", 1)[0][:SHOWN]
     return next((reason for sign, reason in REASONS.items() if sign in message), message)

@@ -19,10 +19,10 @@ SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 5
 
 
 class Metrics(Observer):
-    """Counts what the engine's thread reports, and reads gauges from the engine when they are scraped.
+    """Counts the engine thread's reports, and reads gauges from the engine when they are scraped.
 
     Args:
-        vllm_model_name: the model's name, to give the metrics by vLLM's names, too; None gives only these.
+        vllm_model_name: the model's name, to add the metrics under vLLM's names; None adds none.
     """
 
     def __init__(self, vllm_model_name: str | None = None) -> None:
@@ -69,7 +69,7 @@ class Metrics(Observer):
     def watch(self, worker: EngineWorker) -> None:
         """Read the gauges from this worker, so they are right even if no step has run since."""
         manager = worker.engine.scheduler.manager
-        waiting = self._make(Gauge, "requests_waiting", "Requests that wait for blocks or for a place in a step.")
+        waiting = self._make(Gauge, "requests_waiting", "Requests that wait for blocks or for a slot in the batch.")
         running = self._make(Gauge, "requests_running", "Requests that hold blocks.")
         waiting.set_function(lambda: worker.num_waiting)
         running.set_function(lambda: worker.num_running)
@@ -92,7 +92,7 @@ class Metrics(Observer):
         (self.first if first else self.between).observe(seconds)
 
     def timed(self, times: Times) -> None:
-        """Record what an answer spent its time on."""
+        """Record how an answer spent its time."""
         self.queued.observe(times.queued)
         self.prefill.observe(times.prefill)
         self.decode.observe(times.decode)
@@ -113,27 +113,27 @@ class Metrics(Observer):
             self.aborts.inc()
 
     def text(self) -> bytes:
-        """The exposition format, version 0.0.4."""
+        """Return the exposition format, version 0.0.4."""
         return b"".join(map(generate_latest, self.shown))
 
     async def scrape(self) -> bytes:
-        """The same, for the route."""
+        """Return the same, for the route."""
         return self.text()
 
 
 class TierMetrics(Collector):
-    """Reads the statistics of what is behind the pool when they are scraped.
+    """Reads the statistics of the connectors behind the pool when they are scraped.
 
-    That is lesson 12's tiers and, as the tier "prefill", lesson 19's workers; without them there are none.
+    These are lesson 12's tiers and, as the tier "prefill", lesson 19's workers; without them there are no samples.
     """
 
     def __init__(self, manager: KvCacheManager) -> None:
         self.manager = manager
 
     def collect(self) -> Iterable[Metric]:
-        """What a registry asks for."""
+        """Yield the metrics; the registry calls this."""
         size = "Bytes of KV that a tier holds, or that prefill workers are sending."
-        what = "What has happened in a tier, or with what prefill workers send."
+        what = "Events in a tier, or in transfers from prefill workers."
         sizes = GaugeMetricFamily(PREFIX + "tier_bytes", size, labels=["tier"])
         events = CounterMetricFamily(PREFIX + "tier_events", what, labels=["tier", "event"])
         states = []
@@ -142,6 +142,6 @@ class TierMetrics(Collector):
             for name, count in tier.events.items():
                 events.add_metric([tier.name, name.replace(" ", "_")], count)
             for name, number in tier.state.items():
-                text = f"What the tier {tier.name} says of its {name.replace('_', ' ')} now."
+                text = f"The tier {tier.name}'s {name.replace('_', ' ')} now."
                 states.append(GaugeMetricFamily(f"{PREFIX}{tier.name}_{name}", text, value=number))
         return [family for family in (sizes, events, *states) if family.samples]

@@ -1,6 +1,6 @@
 """Lesson 7. Middleware: request id, API key, body limit, drain on shutdown.
 
-Each is a plain ASGI app wrapped around another one, so it also sees bodies that arrive in pieces.
+Each is a plain ASGI app around another one, so it also sees bodies that arrive in pieces.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class Middleware:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What ASGI calls."""
+        """Handle one ASGI connection."""
         if scope["type"] != "http" or not scope["path"].startswith(OURS):
             await self.app(scope, receive, send)
             return
@@ -50,13 +50,13 @@ class Middleware:
 
 
 class RequestId:
-    """Put a request's id on its response: the client's `x-request-id`, or a new one. For every path."""
+    """Puts a request's id on its response: the client's `x-request-id`, or a new one. For every path."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What ASGI calls."""
+        """Handle one ASGI connection."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -72,10 +72,10 @@ class RequestId:
 
 
 class HostCheck:
-    """Refuse a request whose `Host` header names none of `hosts`. For every path.
+    """Refuses requests whose `Host` header names none of `hosts`. For every path.
 
-    A server that listens on this machine alone can still be reached by web pages: one whose own name suddenly leads to
-    127.0.0.1 may, for the browser, read what comes from there (DNS rebinding). The header still has the page's name.
+    Web pages can reach a server that listens only on this machine: if a page's own name suddenly resolves to 127.0.0.1,
+    the browser lets it read the responses (DNS rebinding). The header still has the page's name.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
@@ -83,26 +83,26 @@ class HostCheck:
         self.hosts = {f"[{host}]" if ":" in host else host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What ASGI calls."""
+        """Handle one ASGI connection."""
         given = Headers(scope=scope).get("host") if scope["type"] == "http" else None
-        if given is None or PORT.sub("", given.strip().lower()) in self.hosts:  # only HTTP/1.0 may leave it out
+        if given is None or PORT.sub("", given.strip().lower()) in self.hosts:  # only HTTP/1.0 may omit it
             await self.app(scope, receive, send)
             return
-        message = f"this server is not called {given[:100]!r}; use its address, or start it with --allow-host"
+        message = f"the Host {given[:100]!r} is not allowed; use the server's address, or start it with --allow-host"
         await ApiError(403, message, code="host_not_allowed").response()(scope, receive, send)
 
 
 class CloseUnread:
-    """Say `Connection: close` in a response to a request whose body the app has not read. For every path.
+    """Adds `Connection: close` to a response if the app has not read the request's body. For every path.
 
-    Otherwise HTTP makes the server read on to where the next request begins, as long as the client likes to send.
+    Otherwise HTTP obliges the server to read up to the next request, for as long as the client keeps sending.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What ASGI calls."""
+        """Handle one ASGI connection."""
         headers = Headers(scope=scope) if scope["type"] == "http" else {}
         unread = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
@@ -121,9 +121,9 @@ class CloseUnread:
 
 
 class ApiKey(Middleware):
-    """Require `Authorization: Bearer KEY` with one of the keys. `/health`, `/metrics` and `/docs` stay open.
+    """Requires `Authorization: Bearer KEY` with one of the keys. `/health`, `/metrics` and `/docs` stay open.
 
-    Puts a digest of the key in the request's scope, as TENANT. Without any keys nothing is required.
+    Puts a digest of the key in the request's scope, as TENANT. If there are no keys, none is required.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -131,32 +131,32 @@ class ApiKey(Middleware):
         self.digests = [hashlib.sha256(key.encode()).hexdigest() for key in keys]
 
     def check(self, scope: Scope) -> None:
-        """Compare with every key in constant time. A scheme's name may be written in any case (RFC 9110, 11.1)."""
+        """Compare with every key in constant time. The scheme's name is case-insensitive (RFC 9110, 11.1)."""
         if not self.digests:
             return
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         found = hashlib.sha256(given.lstrip(" ").encode("latin-1")).hexdigest()
-        fits = [hmac.compare_digest(found, digest) for digest in self.digests]  # all of them, whichever fits
+        fits = [hmac.compare_digest(found, digest) for digest in self.digests]  # always all of them
         if scheme.lower() != "bearer" or not any(fits):
-            raise ApiError(401, "a wrong API key, or none; send Authorization: Bearer KEY", code="invalid_api_key")
+            raise ApiError(401, "the key is missing or wrong; send Authorization: Bearer KEY", code="invalid_api_key")
         scope[TENANT] = found
 
 
 class BodyLimit(Middleware):
-    """Read the whole body before the app runs, and refuse one that is too large or too slow.
+    """Reads the whole body before the app runs, and refuses one that is too large or too slow.
 
     Args:
-        max_bytes: of one body. A larger one is refused at once if its header says so, otherwise once too much came.
-        max_seconds: for the whole body, so that a byte now and then keeps nothing open.
+        max_bytes: of one body. A larger one is refused at once if its header says so, otherwise once it exceeds this.
+        max_seconds: for the whole body, so that a trickle of bytes cannot keep a connection open.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_seconds: float = 60.0) -> None:
         super().__init__(app)
         self.max_bytes, self.max_seconds = max_bytes, max_seconds
-        self.too_large = f"the body is larger than {max_bytes} bytes, the most that this server takes"
+        self.too_large = f"the body is larger than {max_bytes} bytes, the most that this server accepts"
 
     def check(self, scope: Scope) -> None:
-        """Refuse what its headers already say is wrong."""
+        """Refuse a request whose headers are wrong already."""
         headers = Headers(scope=scope)
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length[:20]) > self.max_bytes:
@@ -181,7 +181,7 @@ class BodyLimit(Middleware):
                 await self.app(scope, replay(body, receive), send)
 
     async def read(self, receive: Receive) -> bytes:
-        """The body. ApiError if it is too large, ConnectionResetError if the client goes."""
+        """Return the body. ApiError if it is too large, ConnectionResetError if the client disconnects."""
         pieces, left, more = [], self.max_bytes, True
         while more:
             message = await receive()
@@ -196,7 +196,7 @@ class BodyLimit(Middleware):
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives this body, then what comes after it."""
+    """Return a `receive` that yields this body first, and then the following messages."""
     left = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:
@@ -220,14 +220,14 @@ class Drain(Middleware):
     def check(self, scope: Scope) -> None:
         """While draining, raise ApiError: 503, code "shutting_down", headers `RETRY` and `Connection: close`.
 
-        The latter makes the client open another connection, to a server that is not about to end.
+        The latter makes the client open a new connection, to a server that is not shutting down.
         """
         if self.draining:
             message = "the server is shutting down and accepts no new requests"
             raise ApiError(503, message, code="shutting_down", headers=RETRY | {"Connection": "close"})
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the request in `num_in_flight` while `app` serves it, however that ends: an error, a cancellation."""
+        """Count the request in `num_in_flight` while `app` serves it, even if that ends in an error or cancellation."""
         self.num_in_flight += 1
         try:
             await self.app(scope, receive, send)

@@ -1,13 +1,13 @@
-"""Lesson 7. The form that an answer must have, as a grammar for llguidance: of its text, and of its tool calls.
+"""Lesson 7. The output form of an answer, its text and its tool calls, as a grammar for llguidance.
 
-A call is written as Qwen's models write it, so the same text can be read back from any of them:
+A call is written as Qwen's models write it, so calls of any of them can be read back:
 
     <tool_call>
     {"name": "add", "arguments": {"a": 1, "b": 2}}
     </tool_call>
 
-JSON has one space after a comma and a colon and none elsewhere: a model that knows no better could otherwise go on
-writing spaces until its tokens run out.
+JSON has one space after a comma and a colon and none elsewhere: otherwise a weak model could keep writing spaces until
+it runs out of tokens.
 """
 
 import json
@@ -26,12 +26,12 @@ JsonObject = dict[str, Any]
 OPEN, CLOSE = CALL_MARKS
 MAX_TOGETHER = 2**16  # characters of all schemas of a request
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-LENIENT = {"lenient": True, "coerce_one_of": True}  # leave out what llguidance does not know
+LENIENT = {"lenient": True, "coerce_one_of": True}  # ignore keywords that llguidance does not support
 TEXT = r"TEXT: /(.|\n)*/"
 
 
 def call_prefix(name: str) -> str:
-    """What a call begins with, up to its arguments."""
+    """Return the beginning of a call, up to its arguments."""
     return f'{OPEN}\n{{"name": {json.dumps(name)}, "arguments": '
 
 
@@ -40,14 +40,14 @@ CALL_END = f"}}\n{CLOSE}"
 
 @dataclass(frozen=True)
 class OutputForm:
-    """What an answer must look like.
+    """The output form of an answer.
 
-    schema, regex, choices: the JSON schema that the text fits, or the regular expression, or the texts of which it is
-        one; without these, any text.
-    functions: the JSON schema of each function's arguments, by its name. It is kept as far as llguidance knows it.
+    schema, regex, choices: the JSON schema or regular expression that the text must match, or the texts to choose from;
+        without these, any text.
+    functions: the JSON schema of each function's arguments, by name. Enforced as far as llguidance supports it.
     may_say: the answer may be text without a call.
     several: the answer may have more than one call.
-    param: where the client asked for the text's form.
+    param: the request's parameter that asks for the text's form.
     """
 
     schema: JsonObject | None = None
@@ -59,7 +59,7 @@ class OutputForm:
     param: str = "response_format"
 
     def check(self) -> None:
-        """Raise UserError if a schema is too large to be compiled in a moment."""
+        """Raise UserError if a schema is too large to be compiled quickly."""
         if self.schema is not None:
             check_schema(self.schema, self.param)
         schemas = [self.schema, self.regex, self.choices, [*self.functions.values()]]
@@ -67,7 +67,7 @@ class OutputForm:
             raise UserError(f"the schemas have {size} characters together, more than {MAX_TOGETHER}", param=self.param)
 
     def bounded(self) -> "OutputForm":
-        """Return the same form, with any object for the arguments of functions whose schemas are too large.
+        """Return the same form, but functions whose schemas are too large take any object as arguments.
 
         Raises:
             UserError: the text's own schema is too large.
@@ -86,15 +86,15 @@ class OutputForm:
 
     @property
     def openings(self) -> list[str]:
-        """Texts that an answer may begin with, one before each schema: "" before that of the text itself."""
+        """Texts that an answer may begin with, one for each schema: "" for that of the text itself."""
         calls = [call_prefix(name) for name in self.functions]
         return [*calls, ""] if self.may_say else calls
 
     def grammar(self, marks: Mapping[str, int]) -> str:
-        """The grammar in llguidance's dialect of Lark.
+        """Return the grammar in llguidance's dialect of Lark.
 
         Args:
-            marks: OPEN and CLOSE by their ids, if they are control tokens of the tokenizer.
+            marks: the ids of OPEN and CLOSE, if they are control tokens of the tokenizer.
         """
         end = f"{quoted(CALL_END.removesuffix(CLOSE))} {spelled(CLOSE, marks)}"
         calls = [
@@ -119,32 +119,32 @@ class OutputForm:
 
 
 def as_json(schema: JsonObject, **more: bool) -> str:
-    """The rule for JSON that fits the schema and has no properties but those it names."""
+    """Return the rule for JSON that fits the schema and has only the properties it names."""
     return "%json " + json.dumps(closed(named(schema)) | {"x-guidance": SPACING | more})
 
 
 def as_regex(pattern: str) -> str:
-    """The rule for a text of which all fits a regular expression."""
+    """Return the rule for a text that a regular expression matches as a whole."""
     return "/" + re.sub(r"\\.|[/\n\r]", _in_a_rule, pattern, flags=re.DOTALL) + "/"
 
 
 def _in_a_rule(found: re.Match[str]) -> str:
-    """A character as a rule has it, which is one line; where a backslash means nothing to Python, there is none."""
+    """Return a character's spelling inside a one-line rule, without backslashes that Python gives no meaning."""
     last = found[0][-1]
     plain = last in "<>" or not last.isascii()
     return {"/": r"\/", "\n": r"\n", "\r": r"\r"}.get(last, last if plain else found[0])
 
 
 def as_arguments(schema: JsonObject) -> str:
-    """The rule for a call's arguments: an object that fits as much of the schema as llguidance knows."""
+    """Return the rule for a call's arguments: an object that fits the supported part of the schema."""
     return as_json(of_object(schema), **LENIENT)
 
 
 def quoted(text: str) -> str:
-    """A text as a grammar's constant."""
+    """Return a text as a constant of the grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def spelled(text: str, marks: Mapping[str, int]) -> str:
-    """A text as a grammar's constant, or as the control token that it is."""
+    """Return a text as a constant of the grammar, or as its control token if it is one."""
     return f"<[{marks[text]}]>" if text in marks else quoted(text)

@@ -1,4 +1,4 @@
-"""Lesson 7. The bodies of requests, under OpenAI's names, checked strictly.
+"""Lesson 7. The bodies of requests, with OpenAI's names, validated strictly.
 
 In addition to OpenAI's names, vLLM's: top_k, min_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos,
 return_token_ids, include_stop_str_in_output, structured_outputs.
@@ -49,11 +49,11 @@ from mini_engine.server.structured_outputs import Guided, one_form
 
 MAX_N = 16
 MAX_PROMPTS = 64
-DEFAULT_MAX_TOKENS = 16  # of completions, as OpenAI's; a chat answer may fill the context
+DEFAULT_MAX_TOKENS = 16  # of completions, as in OpenAI's API; a chat answer may fill the context
 
 
 class Conversation(NamedTuple):
-    """A chat's messages, the tools that the model may call, and what else the chat template is told."""
+    """A chat's messages, the tools that the model may call, and further variables for the chat template."""
 
     messages: list[JsonObject]
     tools: list[JsonObject]
@@ -83,10 +83,10 @@ class StreamOptions(Body):
 
 
 class Sampling(Guided):
-    """What completions and chats have in common.
+    """The part that completions and chats have in common.
 
-    Accepted and ignored, since they change no answer: user, metadata, safety_identifier, prompt_cache_key, request_id,
-    reasoning_effort, verbosity (the model decides).
+    Accepted and ignored, since they do not affect answers: user, metadata, safety_identifier, prompt_cache_key,
+    request_id, reasoning_effort, verbosity (the model decides).
     Accepted only with a value that changes nothing: store, service_tier, best_of, skip_special_tokens (vLLM's name).
 
     cache_salt: share prefixes only with requests of the same salt (lesson 8); the name is vLLM's.
@@ -127,46 +127,46 @@ class Sampling(Guided):
     reasoning_effort: Text | None = None
     verbosity: Text | None = None
     response_format: ResponseFormat | None = None
-    _longest: int | None = PrivateAttr(None)  # of a chat's answer, as the checkpoint suggests
+    _longest: int | None = PrivateAttr(None)  # a chat answer, as suggested by the checkpoint
 
     def advised(self, suggested: SamplingDefaults) -> Self:
-        """Return the same request with what the checkpoint suggests for what the client has left out."""
+        """Return the same request with the checkpoint's suggestions for parameters that the client left out."""
         left_out = {n: value for n, value in suggested.given.items() if n in SHARED and n not in self.model_fields_set}
         found = self.model_copy(update=left_out)
         found._longest = suggested.max_tokens
         return found
 
     def prepare(self) -> None:
-        """Find the prompts: thousands of messages take a while."""
+        """Build the prompts, which takes a while for thousands of messages."""
         _ = self.prompts
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:
-        """What to answer: texts, token ids or conversations."""
+        """The prompts: texts, token ids or conversations."""
         raise NotImplementedError
 
     @property
     def form(self) -> OutputForm | None:
-        """The form that the answer must have; None for any text."""
+        """Return the required output form; None for any text."""
         return one_form([*(self.response_format.forms if self.response_format else []), *self.forms])
 
     @property
     def include_usage(self) -> bool:
-        """The client wants a final event with the usage."""
+        """True if the client wants a final event with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def continuous_usage(self) -> bool:
-        """The client wants the usage so far in every event."""
+        """True if the client wants the usage so far in every event."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """How many alternatives to report with each token; None for no logprobs."""
+        """The number of alternatives to report with each token; None for no logprobs."""
         raise NotImplementedError
 
     def wanted_tokens(self, room: int) -> int:
-        """The longest answer, given that `room` tokens fit behind the prompt."""
+        """Return the most tokens in the answer, if `room` tokens fit after the prompt."""
         raise NotImplementedError
 
     @property
@@ -176,32 +176,32 @@ class Sampling(Guided):
 
     @property
     def wants_echo(self) -> bool:
-        """The prompt is shown before the answer."""
+        """True if the prompt is shown before the answer."""
         return False
 
     @property
     def only_echo(self) -> bool:
-        """The prompt is shown, and no answer."""
+        """True if only the prompt is shown, and no answer."""
         return False
 
     def biases(self) -> dict[int, float]:
-        """`logit_bias`, whose keys are token ids in texts, because JSON has no other keys."""
+        """Return `logit_bias` with integer keys; in JSON, keys are strings."""
         for key in self.logit_bias:
             if not (key.isascii() and key.isdigit() and len(key) < 10):
                 raise UserError(f"logit_bias has the key {key[:20]!r}; give token ids", param="logit_bias")
         return {int(key): bias for key, bias in self.logit_bias.items()}
 
     def seed_of(self, choice: int) -> int | None:
-        """The seed of one of the n answers: each gets its own, seed + choice."""
+        """Return the seed of one of the n answers: each gets its own, seed + choice."""
         if self.seed in (None, FRESH_SEED) or choice == 0:
             return self.seed
         return (self.seed + choice) % (MAX_SEED + 1)
 
     def params_of_all(self, rooms: Sequence[int], grammar: Grammar = ANYTHING) -> list[SamplingParams]:
-        """The engine's parameters for n answers to each prompt; what is the same in all is checked once.
+        """Return the engine's parameters for n answers to each prompt; values that all share are checked once.
 
         Args:
-            rooms: for each prompt, tokens that fit behind it. grammar: `form`, compiled.
+            rooms: for each prompt, the tokens that fit after it. grammar: `form`, compiled.
         """
         shared = self.params(0, rooms[0], grammar)
         return [
@@ -209,10 +209,10 @@ class Sampling(Guided):
         ]
 
     def params(self, choice: int, room: int, grammar: Grammar = ANYTHING) -> SamplingParams:
-        """The engine's parameters for one of the n answers.
+        """Return the engine's parameters for one of the n answers.
 
         Args:
-            room: tokens that fit behind the prompt.
+            room: tokens that fit after the prompt.
             grammar: `form`, compiled.
         """
         shared = {name: getattr(self, name) for name in SHARED}
@@ -227,7 +227,7 @@ class Sampling(Guided):
         )
 
 
-SHARED = (  # names that the engine has too
+SHARED = (  # parameters that the engine has too
     "temperature",
     "top_p",
     "top_k",
@@ -253,7 +253,7 @@ class CompletionRequest(Sampling):
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:
-        """One or several, each a text or ids."""
+        """One or several prompts, each a text or ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         several = [one for one in self.prompt if not isinstance(one, int)]
@@ -266,12 +266,12 @@ class CompletionRequest(Sampling):
 
     @property
     def only_echo(self) -> bool:
-        """Score the prompt and generate nothing. The engine generates one token, which is not shown."""
+        """True to score the prompt and generate nothing. The engine generates one token, which is not shown."""
         return self.echo and self.max_tokens == 0
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """`logprobs` is the number."""
+        """`logprobs`, which is the number."""
         return self.logprobs
 
     @property
@@ -289,7 +289,7 @@ class CompletionRequest(Sampling):
 class ChatRequest(Sampling):
     """POST /v1/chat/completions: a conversation to answer.
 
-    chat_template_kwargs: more names for the template, such as enable_thinking; the name is vLLM's.
+    chat_template_kwargs: more variables for the template, such as enable_thinking; the name is vLLM's.
     Accepted only with a value that changes nothing: modalities, and vLLM's echo.
     """
 
@@ -308,14 +308,14 @@ class ChatRequest(Sampling):
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:
-        """The one conversation. Tools that may not be called are not described."""
+        """The one conversation. Tools that must not be called are not described."""
         tools = [] if self.tool_choice == "none" else [tool.for_template for tool in self.tools]
         messages = [message.for_template for message in self.messages]
         return [Conversation(messages, tools, self.chat_template_kwargs)]
 
     @property
     def form(self) -> OutputForm | None:
-        """What response_format and its likes, tools and tool_choice ask for."""
+        """Return the output form that response_format or similar parameters, tools and tool_choice ask for."""
         said = super().form
         functions = {tool.function.name: tool.function.parameters for tool in self.tools}
         if len(functions) < len(self.tools):
@@ -336,16 +336,16 @@ class ChatRequest(Sampling):
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """`logprobs` says whether, `top_logprobs` how many."""
+        """`top_logprobs`, if `logprobs` is true."""
         if self.top_logprobs and not self.logprobs:
             raise UserError("top_logprobs is given without logprobs: true; give both", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def wanted_tokens(self, room: int) -> int:
-        """`max_completion_tokens`, `max_tokens` as it used to be called, or what is suggested, or whatever fits."""
+        """Return `max_completion_tokens`, or `max_tokens`, its older name, or the suggested number, or `room`."""
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise UserError(
-                "max_tokens and max_completion_tokens are two names for the same thing; give one of them",
+                "max_tokens and max_completion_tokens mean the same; give one of them",
                 param="max_tokens",
             )
         given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

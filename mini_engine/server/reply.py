@@ -38,10 +38,10 @@ class AnswerTokens:
 
 
 def usage(answers: Sequence[AnswerTokens], n: int) -> JsonObject:
-    """What the answers cost, as OpenAI's `usage`. `answers`: n answers to the first prompt, then those to the next.
+    """Return the token counts as OpenAI's `usage`. `answers`: n answers to the first prompt, then those to the next.
 
-    A prompt counts once, however many answers it has, and so do its cached tokens: those that its first answer found.
-    Every token of an answer counts, including the last one, which is never fed back and so never gets KV.
+    A prompt counts once, however many answers it has, and so do its cached tokens: those of its first answer. Every
+    token of an answer counts, including the last one, which is never fed back and so never gets KV.
 
     Returns:
         the four keys of "usage" on the lesson's page, under "Shapes".
@@ -58,11 +58,11 @@ def usage(answers: Sequence[AnswerTokens], n: int) -> JsonObject:
 
 
 def finish_reason(delta: TextDelta) -> str | None:
-    """OpenAI's word for why an answer ended, "stop" or "length"; None while it goes on.
+    """Return OpenAI's finish reason, "stop" or "length"; None while the answer goes on.
 
     Raises:
-        ApiError: 500, the answer was aborted or failed, for which there is no such word. Its message has `delta.error`,
-            where there is one.
+        ApiError: 500, the answer was aborted or failed, for which OpenAI has no finish reason. The message includes
+            `delta.error`, if there is one.
     """
     if delta.finish_reason in (None, FinishReason.STOP, FinishReason.LENGTH):
         return delta.finish_reason
@@ -73,7 +73,7 @@ def finish_reason(delta: TextDelta) -> str | None:
 class Choice:
     """One of a reply's answers, as far as its deltas have been read.
 
-    reader: takes its text and returns what to show.
+    reader: takes its text and returns the parts to show.
     scored: tokens with logprobs that have not been sent yet; an echoed prompt's come first.
     num_sent, offset: tokens of the answer, and characters of those with logprobs, that have been sent.
     """
@@ -88,7 +88,7 @@ class Choice:
     has_begun: bool = False
 
     def add(self, delta: TextDelta, wanted: Sampling, tokenizer: Tokenizer) -> str:
-        """Take a delta. Return what it adds to the text: its own, after the prompt if the client wants that echoed."""
+        """Take a delta and return its text, preceded by the prompt in the first one if the client wants an echo."""
         prompt_ids, opening = self.tokens.prompt_ids, ""
         if wanted.wants_echo and not self.has_begun:
             opening = tokenizer.text_of(prompt_ids)
@@ -101,7 +101,7 @@ class Choice:
         return opening + delta.text
 
     def take_tokens(self, wanted: Sampling, reply_format: ReplyFormat, tokenizer: Tokenizer) -> JsonObject:
-        """Return the tokens that have not been sent: their ids and logprobs, if the client asked for them."""
+        """Return the unsent tokens: their ids and logprobs, if the client asked for them."""
         token_ids = self.tokens.output_ids[self.num_sent :]
         self.num_sent += len(token_ids)
         found: JsonObject = {"logprobs": None}
@@ -164,7 +164,7 @@ class Reply:
                 yield await written(0, lambda: self._chunk_of([], self._usage()))
 
     def _read(self, choice: Choice, delta: TextDelta) -> JsonObject:
-        """Read a delta; return what it adds to the choice. ApiError if the answer failed."""
+        """Read a delta; return its addition to the choice. ApiError if the answer failed."""
         if delta.finish_reason == FinishReason.GRAMMAR:
             raise ApiError(400, str(delta.error))
         reason = finish_reason(delta)
@@ -176,12 +176,12 @@ class Reply:
         return said
 
     def _usage(self) -> JsonObject:
-        """What all answers cost, as far as they have been read."""
+        """Return the usage of all answers, as far as they have been read."""
         return usage([choice.tokens for choice in self.choices], self.wanted.n)
 
     @property
     def tells_tokens(self) -> bool:
-        """Every token gets a chunk, even one that completes no character."""
+        """True if every token gets a chunk, even one that completes no character."""
         wanted = self.wanted
         return wanted.return_token_ids or wanted.continuous_usage or wanted.wanted_logprobs is not None
 
@@ -199,7 +199,7 @@ class Reply:
         return self._body(self.reply_format.chunk_kind, choices) | asked
 
     def _num_logprobs(self, choice: Choice) -> int:
-        """How many log probabilities of a choice have not been sent yet."""
+        """Return the number of unsent log probabilities of a choice."""
         return len(choice.scored) * (1 + (self.wanted.wanted_logprobs or 0))
 
     def _body(self, kind: str, choices: list[JsonObject]) -> JsonObject:

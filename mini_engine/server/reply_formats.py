@@ -12,7 +12,7 @@ JsonObject = dict[str, Any]
 class TokenLogprob(NamedTuple):
     """One token of an answer with its logprobs. `offset`: the characters of the answer before it.
 
-    logprobs: None for a prompt's first token, which nothing predicts.
+    logprobs: None for a prompt's first token, which has no prediction.
     """
 
     token_id: int
@@ -21,7 +21,7 @@ class TokenLogprob(NamedTuple):
 
 
 class PlainReader:
-    """Reads one answer that is nothing but text.
+    """Reads one answer that is plain text.
 
     Args:
         reply_format: its shape.
@@ -32,22 +32,22 @@ class PlainReader:
         self.text = ""
 
     def push(self, text: str, ended: bool = False, cut: bool = False) -> JsonObject:
-        """Take the next text of the answer; return it as a part of a chunk."""
+        """Take the answer's next text; return it as a part of a chunk."""
         self.text += text
         return self.reply_format.piece(text)
 
     @property
     def message(self) -> JsonObject:
-        """The whole answer."""
+        """Return the whole answer."""
         return self.reply_format.message(self.text)
 
     def reason(self, reason: str | None) -> str | None:
-        """Why the answer ended."""
+        """Return the finish reason."""
         return reason
 
 
 class ReplyFormat:
-    """What differs between completions and chats. `opening`: the first chunk of a stream, or None."""
+    """The differences between completions and chats. `opening`: the first chunk of a stream, or None."""
 
     kind: str
     chunk_kind: str
@@ -55,19 +55,19 @@ class ReplyFormat:
     opening: JsonObject | None = None
 
     def reader(self) -> Any:
-        """A reader for one choice: it takes its text and returns parts of chunks, and in the end a message."""
+        """Return a reader for one choice: it takes the text and returns parts of chunks, and at the end a message."""
         return PlainReader(self)
 
     def message(self, text: str) -> JsonObject:
-        """The text of a whole answer."""
+        """Return the text of a whole answer."""
         raise NotImplementedError
 
     def piece(self, text: str) -> JsonObject:
-        """The next text of a streamed answer."""
+        """Return the next text of a streamed answer."""
         raise NotImplementedError
 
     def logprobs(self, tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> JsonObject:
-        """The log probabilities of these tokens."""
+        """Return the log probabilities of these tokens."""
         raise NotImplementedError
 
 
@@ -78,13 +78,13 @@ class CompletionFormat(ReplyFormat):
     id_prefix = "cmpl"
 
     def message(self, text: str) -> JsonObject:
-        """The text itself."""
+        """Return the text itself."""
         return {"text": text}
 
     piece = message
 
     def logprobs(self, tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> JsonObject:
-        """Four lists with an entry for each token. Alternatives are keyed by text and include the chosen token."""
+        """Return four lists with an entry for each token. Alternatives, by text, include the chosen token."""
         texts = [token_text(token.token_id, tokenizer) for token in tokens]
         return {
             "tokens": texts,
@@ -107,15 +107,15 @@ class ChatFormat(ReplyFormat):
         self.opening = {"delta": {"role": "assistant", "content": ""}}
 
     def message(self, text: str) -> JsonObject:
-        """The assistant's turn."""
+        """Return the assistant's turn."""
         return {"message": {"role": "assistant", "content": text}}
 
     def piece(self, text: str) -> JsonObject:
-        """What is added to the turn."""
+        """Return the addition to the turn."""
         return {"delta": {"content": text} if text else {}}
 
     def logprobs(self, tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> JsonObject:
-        """One list with an entry for each token, with its bytes, because a token need not be whole characters."""
+        """Return a list with an entry for each token, with its bytes, since a token may not be whole characters."""
         return {
             "content": [
                 chat_token(token.token_id, token.logprobs.chosen, tokenizer)
@@ -127,18 +127,18 @@ class ChatFormat(ReplyFormat):
 
 
 def token_text(token_id: int, tokenizer: Tokenizer) -> str:
-    """A token as text. Bytes that form no whole character become U+FFFD."""
+    """Return a token as text. Bytes that form no whole character become U+FFFD."""
     return tokenizer.token_bytes[token_id].decode("utf-8", errors="replace")
 
 
 def best_by_text(text: str, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
-    """The alternatives by their text, and the chosen one. Of several with the same text, the best counts."""
+    """Return the alternatives and the chosen token by text. Of several with the same text, the best counts."""
     worst_first = [(token_text(other, tokenizer), value) for other, value in reversed(logprobs.top)]
     found = {text: logprobs.chosen} | dict(worst_first)
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def chat_token(token_id: int, logprob: float, tokenizer: Tokenizer) -> JsonObject:
-    """A token as an entry of a chat's logprobs."""
+    """Return a token as an entry of a chat's logprobs."""
     token = tokenizer.token_bytes[token_id]
     return {"token": token_text(token_id, tokenizer), "logprob": logprob, "bytes": list(token)}

@@ -1,7 +1,7 @@
-"""Lesson 7. Answers as OpenAI's Responses API has them: one object with a list of outputs, or a stream of typed events.
+"""Lesson 7. Answers in OpenAI's Responses API: one object with a list of outputs, or a stream of typed events.
 
-Here the list has one message, and the message one text. A stream opens those three, adds to the text, and closes them
-in reverse; each event that opens or closes something holds all of it.
+Here the list has one message, and the message one text. A stream opens the three, adds to the text, and closes them in
+reverse order; each event that opens or closes an object contains all of it.
 """
 
 import json
@@ -68,7 +68,7 @@ class ResponsesReply:
         return to_json(self._response())
 
     async def chunks(self) -> AsyncGenerator[str, None]:
-        """The response as events in JSON. A failure becomes the last one, since the status has already been sent."""
+        """Yield the response as JSON events. A failure becomes the last one, since the status has already been sent."""
         numbers = iter(range(2**63))
         with closing(self.answers):
             async with aclosing(self._events()) as events:
@@ -105,7 +105,7 @@ class ResponsesReply:
         yield f"response.{self.status}", {"response": self._response()}
 
     async def _texts(self) -> AsyncGenerator[str, None]:
-        """Read the answer to its end; give each text that it gains."""
+        """Read the answer to its end; yield each new piece of text."""
         with closing(self.answers):
             async with aclosing(self.answers.__aiter__()) as deltas:
                 async for _, delta in deltas:
@@ -121,7 +121,7 @@ class ResponsesReply:
                         yield delta.text
 
     def _response(self) -> JsonObject:
-        """The response as it is now."""
+        """Return the response in its current state."""
         return self.head | {
             "status": self.status,
             "error": self.error,
@@ -147,7 +147,7 @@ class ResponsesReply:
         return {"item_id": self.item_id, **PLACE, **content}
 
     def _usage(self) -> JsonObject:
-        """What the answer cost, by this API's names."""
+        """Return the usage, with this API's names."""
         found = usage([self.tokens], 1)
         return {
             "input_tokens": found["prompt_tokens"],

@@ -1,6 +1,6 @@
-"""Lesson 7. The part of OpenAI's Responses API that is served here: text in, text out, and nothing is kept.
+"""Lesson 7. The supported part of OpenAI's Responses API: text in, text out, and nothing is stored.
 
-A request is a chat by other names, so it becomes one.
+A request is a chat under other names, so it is converted to one.
 """
 
 from functools import cached_property
@@ -25,7 +25,7 @@ from mini_engine.server.fields import (
 from mini_engine.server.protocol import ChatRequest
 
 MAX_LABELS = 16
-SEND_ALL = "this server keeps no responses; send the whole conversation in input"
+SEND_ALL = "this server does not store responses; send the whole conversation in input"
 
 
 class TextItem(Body):
@@ -38,7 +38,7 @@ class TextItem(Body):
 
 
 class MessageItem(Body):
-    """One turn. What earlier answers have beyond that is accepted and ignored: id, status, phase."""
+    """One turn. Accepted and ignored, since earlier answers have them: id, status, phase."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -52,37 +52,37 @@ class MessageItem(Body):
 
     @property
     def as_turn(self) -> JsonObject:
-        """The turn as a chat has it."""
+        """Return the turn in a chat's form."""
         texts = [self.content] if isinstance(self.content, str) else [item.text for item in self.content]
         return {"role": self.role, "content": "".join(texts)}
 
 
 class TextResponseFormat(ResponseFormat):
-    """The form of a chat's answer, asked for in `text`."""
+    """The output form of a chat, requested in `text`."""
 
     param: ClassVar[str] = "text"
 
 
 class TextFormat(JsonSchema):
-    """The form of the answer: any text, a JSON object, or JSON that fits `schema`."""
+    """The output form: any text, a JSON object, or JSON that fits `schema`."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
 
     @model_validator(mode="after")
     def check_schema(self) -> Self:
-        """A schema where there is to be one."""
+        """Require a schema for the type json_schema."""
         if self.type == "json_schema" and "content" not in self.model_fields_set:
-            raise PydanticCustomError("schema", "give a schema to a format of type json_schema")
+            raise PydanticCustomError("schema", "a format of type json_schema needs a schema")
         return self
 
     @property
     def shown(self) -> JsonObject:
-        """The form as a response repeats it."""
+        """Return the form as a response repeats it."""
         return self.model_dump(by_alias=True) if self.type == "json_schema" else {"type": self.type}
 
     @property
     def in_chat(self) -> TextResponseFormat:
-        """The same in a chat."""
+        """Return the same form for a chat."""
         schema = {"json_schema": {"schema": self.content}} if self.type == "json_schema" else {}
         return TextResponseFormat.model_validate({"type": self.type, **schema})
 
@@ -95,7 +95,7 @@ class TextOptions(Body):
 
 
 class Reasoning(Body):
-    """How much to think, and what to tell of it. Accepted and ignored: the model decides, and nothing is summarized."""
+    """Reasoning effort and summary. Accepted and ignored: the model decides, and nothing is summarized."""
 
     effort: Text | None = None
     summary: Text | None = None
@@ -153,12 +153,12 @@ class ResponsesRequest(Body):
     truncation: Annotated[Text, only("disabled")] = "disabled"
 
     def prepare(self) -> None:
-        """Make a chat of it."""
+        """Convert the request to a chat."""
         self.as_chat.prepare()
 
     @cached_property
     def as_chat(self) -> ChatRequest:
-        """The same request as a chat."""
+        """Return the same request as a chat."""
         turns = [{"role": "system", "content": self.instructions}] if self.instructions else []
         given = self.input
         turns += [{"role": "user", "content": given}] if isinstance(given, str) else [item.as_turn for item in given]

@@ -1,4 +1,4 @@
-"""Lesson 7. JSON schemas from clients: bounded before they are compiled, and closed where they leave it open."""
+"""Lesson 7. JSON schemas from clients: limited in size before compiling, and closed to unnamed properties."""
 
 import json
 from collections.abc import Collection, Iterator
@@ -11,26 +11,26 @@ JsonObject = dict[str, Any]
 MAX_CHARACTERS = 2**15
 MAX_VALUES = 2000
 MAX_DEPTH = 32
-NAMED = ("properties", "$defs", "definitions")  # keywords whose value holds schemas by name
+NAMED = ("properties", "$defs", "definitions")  # keywords whose values hold schemas by name
 BY_NAME = (*NAMED, "patternProperties", "dependentSchemas")
 BRANCHED = ("anyOf", "oneOf")
-LISTED = (*BRANCHED, "prefixItems")  # in a list
-ALONE = ("items", "additionalProperties")  # one
-LITERAL = ("enum", "const", "default", "examples", "required")  # in a value, not in schemas
-NOTES = ("title", "description", "$comment", "default", "examples")  # say nothing about what fits
+LISTED = (*BRANCHED, "prefixItems")  # keywords whose values are lists of schemas
+ALONE = ("items", "additionalProperties")  # keywords whose value is one schema
+LITERAL = ("enum", "const", "default", "examples", "required")  # keywords whose values are data, not schemas
+NOTES = ("title", "description", "$comment", "default", "examples")  # do not affect which values fit
 ADDING = ("then", "else", "dependentSchemas")  # may name more properties
 OPEN_ON_PURPOSE = ("additionalProperties", "unevaluatedProperties", "patternProperties", *ADDING)
 
 
 def check_schema(schema: JsonObject, param: str) -> None:
-    """Raise UserError if the schema is too long, too deep, or of too many parts. `param`: where it was given."""
+    """Raise UserError if the schema is too long or too deep or has too many values. param: the request's parameter."""
     check_parts(schema, param)
     if (size := len(json.dumps(schema))) > MAX_CHARACTERS:
         raise UserError(f"a JSON schema has {size} characters, more than {MAX_CHARACTERS}", param=param)
 
 
 def check_parts(schema: JsonObject, param: str, skipped: Collection[str] = ()) -> None:
-    """Raise UserError if the schema is too deep, or of too many parts. `skipped`: keywords that do not count."""
+    """Raise UserError if the schema is too deep or has too many values. skipped: keywords that do not count."""
     left: list[tuple[Any, int, bool]] = [(schema, 1, False)]
     count = 0
     while left:
@@ -48,7 +48,7 @@ def check_parts(schema: JsonObject, param: str, skipped: Collection[str] = ()) -
 
 
 def without_notes(schema: Any) -> Any:
-    """Return the schema without what it says to its readers alone."""
+    """Return the schema without annotations, which only readers need."""
     if isinstance(schema, list):
         return [without_notes(each) for each in schema]
     if not isinstance(schema, dict):
@@ -63,16 +63,16 @@ def without_notes(schema: Any) -> Any:
 def closed(schema: JsonObject) -> JsonObject:
     """Forbid properties that the schema does not name, unless it says something about them.
 
-    What fits the result fits the schema too. JSON Schema allows any further property where nothing is said, and a weak
-    model then invents one after another. Schemas that combine others by `allOf`, or add properties to a `$ref`, are
-    left as they are.
+    Every value that fits the result also fits the schema. By default, JSON Schema allows any further property, and a
+    weak model then invents one after another. Schemas that combine others with `allOf`, or add properties to a `$ref`,
+    are left unchanged.
     """
     combines = any("allOf" in each or {"$ref", "properties"} <= each.keys() for each in subschemas(schema))
     return schema if combines else _closed(schema)
 
 
 def named(schema: Any) -> Any:
-    """Return the schema with `propertyNames`, as zod writes them for a record, in keywords that llguidance knows."""
+    """Return the schema with `propertyNames`, as zod writes them for a record, in keywords that llguidance supports."""
     if isinstance(schema, list):
         return [named(each) for each in schema]
     if not isinstance(schema, dict):
@@ -96,7 +96,7 @@ def named(schema: Any) -> Any:
 
 
 def subschemas(schema: Any) -> Iterator[JsonObject]:
-    """The schema, and those in it."""
+    """Yield the schema and all schemas in it."""
     if not isinstance(schema, dict):
         return
     yield schema
@@ -109,7 +109,7 @@ def subschemas(schema: Any) -> Iterator[JsonObject]:
 
 
 def _closed(schema: Any, adds: bool = False) -> Any:
-    """Close a schema. adds: its properties come in addition to those of the schema around it."""
+    """Close a schema. adds: its properties come in addition to those of the enclosing schema."""
     if not isinstance(schema, dict):
         return schema
     has_more = adds or ("properties" in schema and any(map(has_properties, branches(schema))))
@@ -129,11 +129,11 @@ def _closed(schema: Any, adds: bool = False) -> Any:
 
 
 def branches(schema: JsonObject) -> list[Any]:
-    """The schemas of which an object fits one, besides this one."""
+    """Return the alternatives of a schema: an object must fit one of them in addition to the schema itself."""
     lists = (schema.get(key) for key in BRANCHED)
     return [each for several in lists if isinstance(several, list) for each in several]
 
 
 def has_properties(schema: Any) -> bool:
-    """Whether a schema names properties."""
+    """Return True if a schema names properties."""
     return isinstance(schema, dict) and "properties" in schema

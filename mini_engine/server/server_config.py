@@ -1,4 +1,4 @@
-"""Lesson 7. The server's limits. Each one bounds something that a client could otherwise grow without limit."""
+"""Lesson 7. The server's limits. Each one bounds something that clients could otherwise grow indefinitely."""
 
 import re
 from collections.abc import Mapping
@@ -7,28 +7,29 @@ from typing import Any
 
 from mini_engine.errors import UserError
 
-SENDABLE = re.compile(r"[\x21-\x7e]+")  # what an HTTP header can hold in one word
+SENDABLE = re.compile(r"[\x21-\x7e]+")  # characters of one word in an HTTP header
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What the operator decides.
+    """The operator's settings.
 
-    model_name: what clients call the model. aliases: what else they may call it.
-    api_keys: what clients must send, any one of them; clients of different keys share no prefixes (lesson 8). None
-        requires nothing.
-    max_body_bytes: of one request, as it comes over the wire.
-    header_seconds, body_seconds: for a request's headers and for its body to arrive.
-    write_seconds: for a client to read another 16 KiB of an answer, if more of it waits than asyncio likes to hold.
+    model_name: the model's name in the API. aliases: further names.
+    api_keys: clients must send one of them; clients with different keys share no prefixes (lesson 8). If empty, no key
+        is required.
+    max_body_bytes: of one request, over the wire.
+    header_seconds, body_seconds: time for a request's headers and for its body to arrive.
+    write_seconds: time for a client to read another 16 KiB of an answer while the write buffer is over its high-water
+        mark.
     heartbeat_seconds: of silence in a stream, after which a comment is sent; None sends none.
     max_connections: open at the same time; beyond that, the one that has been silent longest is closed. If none is
-        silent, the client gets 503. The system's limit on files may allow fewer.
+        silent, the new client gets 503. The system's limit on open files may allow fewer.
     allow_origins: web pages whose scripts may use the server (CORS); "*" is any.
-    allow_hosts: names by which clients may call this server, as in their `Host` header; none given, any.
+    allow_hosts: names allowed in clients' `Host` header; if empty, any.
     max_answers: of one request, over all its prompts and choices.
     max_prompt_logprobs: of one request, over all tokens of its prompts, their alternatives and choices.
-    max_waiting: answers that may wait for their turn, over all clients; beyond that, clients get 429.
-    chat_template_kwargs: more names for chat templates, such as enable_thinking; a request's own come first.
+    max_waiting: answers that may wait, over all clients; beyond that, clients get 429.
+    chat_template_kwargs: more variables for chat templates, such as enable_thinking; a request's own take precedence.
     grace_seconds: from SIGTERM to the end of the process.
     """
 
@@ -52,6 +53,6 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not all(SENDABLE.fullmatch(key) for key in self.api_keys):
             raise UserError(
-                "an API key is empty or has a space or a letter outside ASCII, so not every client could send it; "
-                "use letters, digits and signs"
+                "an API key is empty or has a space or a character outside ASCII, which not every client can send; "
+                "use letters, digits and punctuation"
             )

@@ -16,14 +16,14 @@ from mini_engine.server.errors import ApiError
 from mini_engine.server.json_text import to_json
 
 DONE = "[DONE]"
-COMMENT = b": still here\n\n"  # a line that begins with a colon is nothing to a reader
+COMMENT = b": still here\n\n"  # clients ignore lines that begin with a colon
 
 
 def event(data: str) -> bytes:
-    """One event as UTF-8: `data: ` before each line of `data`, a line feed after it, and an empty line at the end.
+    """Return one event as UTF-8: `data: ` before each line of `data`, a line feed after it, and a final empty line.
 
-    A line break inside `data` would end the event, so every line gets a `data: ` of its own; the reader joins the lines
-    with a line feed. Three things break a line: CR LF, LF and CR. An empty text is one empty line.
+    A line break inside `data` would end the event, so every line gets its own `data: `; the client joins the lines with
+    line feeds. CR LF, LF and CR are line breaks. An empty string is one empty line.
     """
     lines = data.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return ("".join(f"data: {line}\n" for line in lines) + "\n").encode("utf-8")
@@ -34,10 +34,10 @@ class EventStream(Response):
 
     If `chunks` raises an ApiError, that is the last event, since the status has already been sent.
 
-    Sending waits for a slow client, and only this response does: meanwhile the engine fills this client's own mailbox.
+    Sending waits for a slow client, which delays only this response: meanwhile the engine fills this client's mailbox.
 
     Args:
-        close: called at the end, even if `chunks` was never started and so has nothing that would close.
+        close: called at the end, even if `chunks` was never started and so runs no clean-up of its own.
         heartbeat: seconds of silence after which a comment is sent; None sends none.
     """
 
@@ -70,16 +70,16 @@ class EventStream(Response):
             async with aclosing(self.chunks) as chunks:
                 async for chunk in chunks:
                     await send({"type": "http.response.body", "body": event(chunk), "more_body": True})
-        except ApiError as error:  # instead of [DONE]: what breaks off is not done
+        except ApiError as error:  # instead of [DONE]
             last = to_json(error.body)
         await send({"type": "http.response.body", "body": event(last)})
 
 
 @asynccontextmanager
 async def beating(send: Send, seconds: float | None) -> AsyncIterator[Send]:
-    """Yield a `send` for a stream of events, in whose silences a comment is sent after so many seconds; None: never.
+    """Yield a `send` for a stream of events that also sends a comment after `seconds` of silence; None: never.
 
-    Some proxies close a connection on which nothing has come for a minute, while its request waits for its turn.
+    Some proxies close a connection that has been silent for a minute, for example while its request is queued.
     """
     if seconds is None:
         yield send

@@ -1,4 +1,4 @@
-"""Lesson 7. The form of an answer's text as vLLM's clients ask for it: JSON, a regular expression, or choices."""
+"""Lesson 7. The output form as vLLM's clients ask for it: JSON, a regular expression, or choices."""
 
 import json
 from typing import Annotated, Any, Self
@@ -12,12 +12,12 @@ from mini_engine.server.output_forms import OutputForm
 from mini_engine.server.schemas import MAX_CHARACTERS
 
 MAX_CHOICES = 1024
-MAX_WRITTEN = 4 * MAX_CHARACTERS  # characters of a schema that comes as a text, which may be indented
-UNKNOWN = "this server knows no grammars of clients; use json, regex or choice"
+MAX_WRITTEN = 4 * MAX_CHARACTERS  # characters of a schema that comes as a string, which may be indented
+UNKNOWN = "this server does not support client grammars; use json, regex or choice"
 
 
 def from_text(schema: Any) -> Any:
-    """Read a schema that came as a text. A long one is refused unread, since json keeps Python's lock."""
+    """Parse a schema given as a string. A long one is refused unparsed, since json holds Python's lock."""
     if not isinstance(schema, str):
         return schema
     if (size := len(of_whole_characters(schema))) > MAX_WRITTEN:
@@ -27,12 +27,12 @@ def from_text(schema: Any) -> Any:
     try:
         return json.loads(schema)
     except (ValueError, RecursionError):
-        return None  # no object
+        return None  # not an object
 
 
 Schema = Annotated[
     JsonObject,
-    in_one_sentence('give a JSON schema such as {"type": …}, as an object or as a text'),
+    in_one_sentence('give a JSON schema such as {"type": …}, as an object or as a string'),
     BeforeValidator(from_text, json_schema_input_type=JsonObject | Text),
 ]
 Choices = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
@@ -41,7 +41,7 @@ Choices = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=M
 class StructuredOutputs(Body):
     """vLLM's `structured_outputs`: one of json, json_object, regex and choice.
 
-    Accepted and ignored: disable_any_whitespace, disable_additional_properties, both of which are so here;
+    Accepted and ignored: disable_any_whitespace and disable_additional_properties, which always apply here;
     whitespace_pattern; disable_fallback, since there is no other backend.
     """
 
@@ -58,14 +58,14 @@ class StructuredOutputs(Body):
 
     @model_validator(mode="after")
     def check_one(self) -> Self:
-        """One form, no more and no less."""
+        """Require exactly one form."""
         given = (self.content, self.json_object, self.regex, self.choice)
         if sum(each is not None for each in given) != 1 or self.json_object is False:
             raise PydanticCustomError("forms", "give one of json, json_object (true), regex and choice")
         return self
 
     def form(self, param: str) -> OutputForm:
-        """The form. `param`: where the client asked for it."""
+        """Return the form. param: the request's parameter that asks for it."""
         if self.json_object:
             return OutputForm({"type": "object"}, param=param)
         if self.content is not None:
@@ -88,7 +88,7 @@ class Guided(Body):
 
     @property
     def forms(self) -> list[OutputForm]:
-        """The forms that these parameters ask for: at most one can be had."""
+        """Return the forms that these parameters ask for. More than one is an error; see `one_form`."""
         newer = self.structured_outputs
         found = [] if newer is None else [newer.form("structured_outputs")]
         if self.guided_json is not None:
@@ -101,8 +101,8 @@ class Guided(Body):
 
 
 def one_form(forms: list[OutputForm]) -> OutputForm | None:
-    """The form that a request asks for; None for any text. UserError if it asks for several."""
+    """Return the form that a request asks for; None for any text. UserError if it asks for several."""
     if len(forms) > 1:
         names = " and ".join(form.param for form in forms)
-        raise UserError(f"{names} ask for different forms of the answer; give one", param=forms[1].param)
+        raise UserError(f"{names} ask for different output formats; give one", param=forms[1].param)
     return forms[0] if forms else None

@@ -1,6 +1,6 @@
 """Lesson 7. Turns prompts into token ids, off the event loop. A prompt that is far too long is not tokenized.
 
-The tokenizer gives Python's lock back while it works (`Tokenizer.encode`), so the other threads go on.
+The tokenizer releases Python's lock while it works (`Tokenizer.encode`), so other threads keep running.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from mini_engine.text.tokenizer import Tokenizer
 
 
 class PromptEncoder:
-    """Encodes prompts one after another: the tokenizer is not made for concurrent use.
+    """Encodes prompts one after another: the tokenizer is not thread-safe.
 
     Args:
-        variables: what chat templates are told, unless a request says otherwise.
+        variables: the default variables of chat templates; a request's own take precedence.
 
     Attributes:
-        max_bytes: what the longest tokens could hold in all of the model's positions. More can never fit.
+        max_bytes: the bytes of text that fit if every position held the longest token. More can never fit.
     """
 
     def __init__(self, tokenizer: Tokenizer, limits: ModelLimits, variables: Mapping[str, Any]) -> None:
@@ -30,7 +30,7 @@ class PromptEncoder:
         self.thread = ThreadPoolExecutor(1, "tokenizer")
 
     async def encode(self, prompt: Prompt) -> Sequence[int]:
-        """Token ids of a text or a conversation, or ids as given.
+        """Return the token ids of a text or a conversation; ids are returned as given.
 
         Raises:
             UserError: the prompt is empty or far too long (TooLong), or the chat template refuses it.

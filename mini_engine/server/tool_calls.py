@@ -14,10 +14,10 @@ BEGIN = re.compile(re.escape(OPEN) + r'\n\{"name": ("(?:[^"\\]|\\.)*"), "argumen
 
 
 class ToolChatFormat(ChatFormat):
-    """`/v1/chat/completions` with tools: what the model writes as calls is told apart from its text.
+    """`/v1/chat/completions` with tools: separates the model's calls from its text.
 
     Args:
-        may_say: the answer may be text; otherwise what is no call is the beginning of one that was cut off.
+        may_say: the answer may be text; otherwise any text is the beginning of a call that was cut off.
     """
 
     def __init__(self, may_say: bool = True) -> None:
@@ -25,7 +25,7 @@ class ToolChatFormat(ChatFormat):
         self.may_say = may_say
 
     def reader(self) -> "CallReader":
-        """A reader for one choice."""
+        """Return a reader for one choice."""
         return CallReader(self.may_say)
 
 
@@ -36,7 +36,7 @@ class CallReader:
         may_say: text is shown.
 
     Attributes:
-        text: what is not a call. calls: those begun so far; their arguments are JSON in a text.
+        text: everything outside calls. calls: those begun so far; their arguments are JSON strings.
     """
 
     def __init__(self, may_say: bool = True) -> None:
@@ -46,10 +46,10 @@ class CallReader:
         self._in_call = self._is_cut = False
 
     def push(self, text: str, ended: bool = False, cut: bool = False) -> JsonObject:
-        """Take the next text of the answer; return what it adds to the assistant's turn.
+        """Take the answer's next text; return its addition to the assistant's turn.
 
         Args:
-            ended: it is the last text. cut: max_tokens ended it, so what may be the beginning of a call is not shown.
+            ended: this is the last text. cut: max_tokens ended it, so a possible beginning of a call is not shown.
         """
         self._rest += text
         said, changes = "", []
@@ -71,7 +71,7 @@ class CallReader:
             changes.append(self._begin(json.loads(begin.group(1))))
             self._in_call = True
         if ended and self._in_call and not self._is_whole():
-            changes += self._tell(self._rest)  # it may be the last brace of the arguments
+            changes += self._tell(self._rest)  # held back in case it is the last brace of the arguments
             self._is_cut = not self._is_whole()
         elif ended and not self._in_call:
             self._is_cut = begins_a_call(self._rest)
@@ -81,7 +81,7 @@ class CallReader:
         return {"delta": ({"content": said} if said else {}) | ({"tool_calls": changes} if changes else {})}
 
     def _take_until(self, mark: str) -> tuple[str, bool]:
-        """Take the text before `mark`, and the mark. Without one, keep what may be its beginning."""
+        """Take the text before `mark`, and the mark. If there is none, hold back its possible beginning."""
         before, found, after = self._rest.partition(mark)
         if found:
             self._rest = after
@@ -107,18 +107,18 @@ class CallReader:
 
     @property
     def message(self) -> JsonObject:
-        """The whole turn."""
+        """Return the whole turn."""
         turn: JsonObject = {"role": "assistant", "content": self.text}
         if self.calls:
             turn |= {"content": self.text or None, "tool_calls": self.calls}
         return {"message": turn}
 
     def reason(self, reason: str | None) -> str | None:
-        """Why the answer ended: calls that are complete are a reason of their own."""
+        """Return the finish reason, "tool_calls" if all calls are complete."""
         return "tool_calls" if reason == "stop" and self.calls and not self._is_cut else reason
 
     def _is_whole(self) -> bool:
-        """Whether the last call has all of its arguments."""
+        """Return True if the last call has all of its arguments."""
         try:
             json.loads(self.calls[-1]["function"]["arguments"])
         except (ValueError, RecursionError):
@@ -127,5 +127,5 @@ class CallReader:
 
 
 def begins_a_call(text: str) -> bool:
-    """Whether a text is the first part of a call, with all of its mark."""
+    """Return True if a text is the first part of a call, with its whole opening mark."""
     return text.startswith(OPEN) and (text.startswith(HEAD) or HEAD.startswith(text))

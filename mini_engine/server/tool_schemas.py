@@ -1,7 +1,7 @@
-"""Lesson 7. The schemas of tools' parameters: enforced as far as llguidance knows them, instead of refused.
+"""Lesson 7. The schemas of tools' parameters: enforced as far as llguidance supports them, instead of refused.
 
-A client describes its tools for the model, and often with keywords that no grammar can hold an answer to. So what
-cannot be enforced is left out, and arguments are an object whatever the schema says: clients expect nothing else.
+A client describes its tools for the model, often with keywords that no grammar can enforce. So anything that cannot be
+enforced is left out, and arguments are always an object, whatever the schema says: clients expect nothing else.
 """
 
 import json
@@ -22,9 +22,9 @@ MAX_TRIALS = 100
 
 
 def of_object(schema: JsonObject) -> JsonObject:
-    """Return the schema as one of objects; without arguments if it says nothing, or is known to be of something else.
+    """Return the schema restricted to objects; the empty object if it is empty, or describes another type.
 
-    A type that JSON Schema does not know, such as Gemini's OBJECT, says nothing about the rest.
+    A type that is not in JSON Schema, such as Gemini's OBJECT, is ignored.
     """
     kind = schema.get("type")
     kinds = [each for each in (kind if isinstance(kind, list) else [kind]) if isinstance(each, str)]
@@ -36,7 +36,7 @@ def bounded(functions: Mapping[str, JsonObject], room: int) -> dict[str, JsonObj
     """Return the schemas of functions, without notes; any object for those that are too large to be compiled.
 
     Args:
-        room: characters that all of them may have together, beyond those of any object.
+        room: characters that all of them may have together, in addition to those of schemas for any object.
     """
     found = {}
     for name, schema in functions.items():
@@ -60,10 +60,10 @@ def small_enough(schema: JsonObject) -> JsonObject:
 
 
 def relaxations(schema: JsonObject, works: Callable[[JsonObject], bool]) -> Iterator[JsonObject]:
-    """Yield schemas that ask for less and less.
+    """Yield less and less strict schemas.
 
     Args:
-        works: whether a schema can be compiled.
+        works: returns True if a schema can be compiled.
     """
     yield schema
     yield Pruner(schema, works).pruned(schema)
@@ -71,10 +71,10 @@ def relaxations(schema: JsonObject, works: Callable[[JsonObject], bool]) -> Iter
 
 
 class Pruner:
-    """Leaves out of a schema what does not work alone, such as a pattern that is none.
+    """Drops the parts of a schema that do not work alone, such as an invalid pattern.
 
     Args:
-        root: the schema. works: whether a schema can be compiled; it is asked MAX_TRIALS times at most.
+        root: the schema. works: returns True if a schema can be compiled; called at most MAX_TRIALS times.
     """
 
     def __init__(self, root: JsonObject, works: Callable[[JsonObject], bool]) -> None:
@@ -82,7 +82,7 @@ class Pruner:
         self.tried: dict[str, bool] = {}
 
     def pruned(self, schema: Any) -> Any:
-        """Return what works of a schema."""
+        """Return the working part of a schema."""
         if not isinstance(schema, dict):
             return schema
         kind = schema.get("type")
@@ -99,17 +99,17 @@ class Pruner:
             elif self.leads_somewhere(value) if key == "$ref" else self.holds(base | {key: value}):
                 found[key] = value
         is_closed = "$ref" in found or "$ref" not in schema
-        return found if is_closed else {"additionalProperties": True, **found}  # as it may have named others
+        return found if is_closed else {"additionalProperties": True, **found}  # the dropped part may have named others
 
     def holds(self, schema: JsonObject) -> bool:
-        """Whether this works alone."""
+        """Return True if this works alone."""
         key = json.dumps(schema)
         if key not in self.tried:
             self.tried[key] = len(self.tried) < MAX_TRIALS and self.works(schema)
         return self.tried[key]
 
     def leads_somewhere(self, reference: Any) -> bool:
-        """Whether a $ref names a part of this schema."""
+        """Return True if a $ref names a part of this schema."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return False
         place: Any = self.root

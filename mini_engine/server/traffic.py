@@ -1,7 +1,7 @@
-"""Lesson 7. What an operator sees of the requests: responses counted by status, refusals and nonsense in the log.
+"""Lesson 7. Traffic for operators: counts responses by status, and logs refusals and malformed requests.
 
-A client can cause thousands of refusals a second. Each kind of event is therefore one line a second at most, which says
-how many there were.
+A client can cause thousands of refusals a second. So each kind of event is logged as at most one line a second, with
+the number of events.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mini_engine.values import shown
 
 LOG_SECONDS = 1.0
-CLIENT_CLOSED = 499  # nginx's status for it; no client is left to see it
+CLIENT_CLOSED = 499  # nginx's status for a client that has gone
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +28,11 @@ def in_this_loop(seconds: float, work: Callable[[], None]) -> None:
 
 
 class LineASecond:
-    """Logs the first event at once, and what comes within a second of a line as one line at the end of that second.
+    """Logs the first event at once, and events within a second after a line as one line at the end of that second.
 
     Args:
-        say: writes a line about so many events; `what` counts them by kind, `latest` describes the newest.
-        later: calls something after so many seconds.
+        say: writes the line; `what` counts the events by kind, `latest` describes the newest.
+        later: schedules a call after some seconds.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LineASecond:
             self.write()
 
     def write(self) -> None:
-        """Write what has been noted since the last line, if anything has."""
+        """Write the events noted since the last line, if any."""
         self.waits = bool(self.what)
         if self.waits:
             self.say(self.what, self.latest)
@@ -62,7 +62,7 @@ class LineASecond:
 
 
 class Traffic:
-    """Counts a server's responses, and logs what it refuses. It also measures the process: memory and descriptors."""
+    """Counts a server's responses and logs its refusals. Also measures the process: memory and descriptors."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -81,11 +81,11 @@ class Traffic:
             self.refusals.note(str(status), f"{asked or 'a connection'} from {address_of(client)}")
 
     def malformed(self, client: Any) -> None:
-        """Note what is not HTTP."""
+        """Note a request that is not HTTP."""
         self.nonsense.note("malformed", address_of(client))
 
     def text(self) -> bytes:
-        """The exposition format, version 0.0.4."""
+        """Return the exposition format, version 0.0.4."""
         return generate_latest(self.registry)
 
 
@@ -96,12 +96,12 @@ def say_refused(what: Counter[str], latest: str) -> None:
 
 
 def say_malformed(what: Counter[str], latest: str) -> None:
-    """Write the line about what is not HTTP."""
+    """Write the line about malformed requests."""
     log.warning("malformed requests: %d, the latest from %s", what.total(), latest)
 
 
 def address_of(client: Any) -> str:
-    """A client's address for the log: ASGI's pair of host and port, or None."""
+    """Return a client's address for the log. client: ASGI's pair of host and port, or None."""
     return "{}:{}".format(*client) if client else "an unknown address"
 
 
@@ -112,7 +112,7 @@ class Counted:
         self.app, self.traffic = app, traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What ASGI calls."""
+        """Handle one ASGI connection."""
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":

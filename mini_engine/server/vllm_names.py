@@ -1,7 +1,7 @@
-"""Lesson 7. The same metrics under vLLM's names, for dashboards that were made for it (`--vllm-metrics`).
+"""Lesson 7. The same metrics under vLLM's names, for dashboards made for vLLM (`--vllm-metrics`).
 
-Only where the meaning is the same. vLLM counts prompt and new tokens as they are computed, here they count when their
-request has ended: the totals agree once all have.
+Only metrics with the same meaning. vLLM counts prompt and new tokens as they are computed, this engine when their
+request has ended: the totals agree once all requests have.
 """
 
 from collections.abc import Iterable
@@ -34,14 +34,14 @@ NAMES = {
 }
 SEARCHED = {"prompt_tokens": "prefix_cache_queries", "cached_prompt_tokens": "prefix_cache_hits"}  # in the prefix cache
 LABELS = {"finish_reason": "finished_reason"}
-REASONS = {("finished_reason", FinishReason.GRAMMAR.value): FinishReason.ERROR.value}  # vLLM has no word for it
+REASONS = {("finished_reason", FinishReason.GRAMMAR.value): FinishReason.ERROR.value}  # vLLM has no such reason
 
 
 class VllmNames(Collector):
     """A registry's metrics once more, with vLLM's names and labels.
 
     Args:
-        model_name: the label by which vLLM's dashboards choose.
+        model_name: the label that vLLM's dashboards filter by.
     """
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
@@ -49,7 +49,7 @@ class VllmNames(Collector):
         self.labels = {"model_name": model_name, "engine": "0"}
 
     def collect(self) -> Iterable[Metric]:
-        """What a registry asks for."""
+        """Yield the metrics; the registry calls this."""
         for family in self.registry.collect():
             name = family.name.removeprefix(OURS)
             for names in (NAMES, SEARCHED):
@@ -68,12 +68,12 @@ class VllmNames(Collector):
         return found
 
     def relabelled(self, sample: Sample) -> dict[str, str]:
-        """Return a sample's labels by vLLM's names."""
+        """Return a sample's labels with vLLM's names."""
         found = {LABELS.get(label, label): value for label, value in sample.labels.items()}
         return self.labels | {label: REASONS.get((label, value), value) for label, value in found.items()}
 
     def usage(self, blocks: Metric) -> Metric:
-        """Return which part of the pool requests hold: what is only cached can be evicted at any time."""
+        """Return the share of the pool that requests hold; blocks that are only cached can be evicted at any time."""
         numbers = {sample.labels["state"]: sample.value for sample in blocks.samples}
         name = THEIRS + "kv_cache_usage_perc"
         found = GaugeMetricFamily(name, "Held blocks / blocks of the pool, from 0 to 1.", labels=[*self.labels])
@@ -82,7 +82,7 @@ class VllmNames(Collector):
 
 
 def merged(samples: Iterable[Sample]) -> list[Sample]:
-    """Return samples of which no two have the same name and labels: their values are added, times are the first."""
+    """Merge samples with the same name and labels: values are added, the first timestamp is kept."""
     found: dict[Any, Sample] = {}
     for sample in samples:
         key = sample.name, *sample.labels.items()

@@ -1,1 +1,1 @@
-"""Lesson 14. Speculation from the text itself: guess several tokens, and verify all of them in one step."""
+"""Lesson 14. Speculation from the text itself: guess several tokens and verify all of them in one step."""

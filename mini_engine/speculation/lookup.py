@@ -1,10 +1,10 @@
-"""Lesson 14. Prompt lookup: what followed the last few tokens when they occurred before is likely to follow again.
+"""Lesson 14. Prompt lookup: the tokens that followed an earlier occurrence of the last few are likely to follow again.
 
-An answer that edits a text, quotes a document or counts repeats what the prompt or the answer has already said. No
-second model is needed: the request's own tokens are the draft model (Saxena, Prompt Lookup Decoding, 2023).
+An answer that edits a text, quotes a document or counts repeats parts of its prompt or of itself. No second model is
+needed: the request's own tokens are the draft model (Saxena, Prompt Lookup Decoding, 2023).
 
-Tokens are packed into 4 bytes each, as in lesson 8, so a lookup is a search for a few bytes from the end: about 10 µs
-in 8,192 tokens, and no index that could fall behind.
+Tokens are packed as 4 bytes each, as in lesson 8, so a lookup is a search for a few bytes from the end: about 10 µs in
+8,192 tokens, and no index to keep up to date.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from mini_engine.speculation.options import Speculation
 
 
 class Drafter(Protocol):
-    """Guesses how requests go on."""
+    """Guesses the next tokens of requests."""
 
     def propose(self, request: Request, count: int) -> list[int]:
         """Return up to `count` tokens that may follow the request's own; none if there is no good guess."""
@@ -25,7 +25,7 @@ class Drafter(Protocol):
 
 
 class Text:
-    """A request's tokens as bytes. Tokens are only ever appended, so `follow` packs each of them once."""
+    """A request's tokens as bytes. Tokens are only ever appended, so `follow` packs each one once."""
 
     def __init__(self) -> None:
         self.packed = bytearray()
@@ -34,12 +34,12 @@ class Text:
         return len(self.packed) // TOKEN_BYTES
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Append what `token_ids` has beyond the tokens packed so far."""
+        """Append the tokens of `token_ids` that are not packed yet."""
         if len(self) < len(token_ids):
             self.packed += key_of(token_ids[len(self) :])
 
     def find_last(self, num_tokens: int) -> int | None:
-        """Return the position behind the latest earlier occurrence of the last `num_tokens` tokens; None without one.
+        """Return the position after the latest earlier occurrence of the last `num_tokens` tokens; None without one.
 
         The occurrence may overlap those tokens themselves, and at least one token follows it.
         """
@@ -47,7 +47,7 @@ class Text:
             return None
         size = num_tokens * TOKEN_BYTES
         tail, end = self.packed[-size:], len(self.packed) - TOKEN_BYTES
-        while (at := self.packed.rfind(tail, 0, end)) % TOKEN_BYTES:  # found across two tokens: look further left
+        while (at := self.packed.rfind(tail, 0, end)) % TOKEN_BYTES:  # across token boundaries: look further left
             if at < 0:
                 return None
             end = at + size - 1
@@ -55,9 +55,9 @@ class Text:
 
 
 def find_continuation(text: Text, max_ngram: int, min_ngram: int) -> int | None:
-    """Return the position whose tokens to copy: behind the longest n-gram that occurred before, and its latest place.
+    """Return the position to copy from: after the latest earlier occurrence of the longest n-gram that has one.
 
-    A long match is the better evidence, so longer n-grams are tried first.
+    Longer matches are better evidence, so longer n-grams are tried first.
     """
     for num_tokens in range(max_ngram, min_ngram - 1, -1):
         if (position := text.find_last(num_tokens)) is not None:
@@ -68,14 +68,14 @@ def find_continuation(text: Text, max_ngram: int, min_ngram: int) -> int | None:
 def copy_from(token_ids: Sequence[int], position: int, count: int) -> list[int]:
     """Return `count` tokens from `position` on, as if each were appended before the next is read.
 
-    So a text that has begun to repeat itself, "a b a b", goes on doing so, however short its period.
+    So a text that has begun to repeat itself, "a b a b", keeps repeating, however short its period.
     """
     period = token_ids[position:]
     return [period[i % len(period)] for i in range(count)]
 
 
 class LookupDrafter:
-    """Guesses by prompt lookup. A request's packed text is forgotten together with the request."""
+    """Guesses by prompt lookup. A request's packed text is dropped together with the request."""
 
     def __init__(self, speculation: Speculation) -> None:
         self.speculation = speculation

@@ -1,4 +1,4 @@
-"""Lesson 14. The limits of guessing ahead."""
+"""Lesson 14. The options of speculation."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ MAX_DRAFTS = 64
 
 @dataclass(frozen=True)
 class Speculation:
-    """The limits of guessing.
+    """The options of speculation.
 
-    max_drafts: the most tokens that are guessed for a request in one step, k.
-    max_ngram, min_ngram: how many of the last tokens are looked up, the longest first.
-    max_rows: the most rows a step may have because of guesses. Below it a row is nearly free, since a step's time goes
-        into reading the weights; with this many requests decoding, nothing is guessed.
-    use_tree: also guess that an answer goes on as an earlier one with the same beginning did (lesson 8's tree).
+    max_drafts: the most tokens guessed for a request in one step, k.
+    max_ngram, min_ngram: the most and the fewest of the last tokens to look up, the most first.
+    max_rows: the most rows of a step with guesses. Below it a row is nearly free, since a step's time goes into reading
+        the weights; with this many requests decoding, nothing is guessed.
+    use_tree: also guess that an answer continues like an earlier one with the same beginning (lesson 8's tree).
 
     Raises:
         UserError: a value is out of range.
@@ -43,5 +43,5 @@ class Speculation:
 
     @classmethod
     def of(cls, speculate: "int | Speculation") -> "Speculation":
-        """Return the settings that `LLM(speculate=…)` means: themselves, or the most tokens to guess in a step."""
+        """Return `LLM(speculate=…)` as settings; a number is `max_drafts`."""
         return speculate if isinstance(speculate, Speculation) else cls(speculate)

@@ -1,8 +1,8 @@
-"""Lesson 14. A Decoding of lesson 5 that adds guesses to decode steps and takes back what was wrong.
+"""Lesson 14. Decoding with guesses: adds them to decode steps and takes back wrong ones.
 
-Drafts get what is left over. Chunks, promises and admissions are decided as in lesson 5; only then may drafts use the
-rest of the token budget and free blocks that are promised to no request. A wrong draft's KV is truncated in the same
-step, so the next step begins as if it had never been guessed.
+Drafts get the leftovers. Chunks, reservations and admissions are decided as in lesson 5; only then may drafts use the
+rest of the token budget and free blocks that are not reserved. A wrong draft's KV is truncated in the same step, so the
+next step begins as if it had never been guessed.
 """
 
 import logging
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def speculator_of(speculate: int | Speculation, tree: RadixTree | None) -> "Speculator":
-    """Return the Decoding of one engine: prompt lookup, with the tree before it if that is asked for.
+    """Return the Decoding of one engine: prompt lookup, after the tree if that is asked for.
 
     Args:
         speculate: the settings, or the most tokens to guess in a step.
@@ -46,8 +46,8 @@ class Speculator(Decoding):
     """Guesses the next tokens of decoding requests and verifies them. One engine calls it, in the order of a step.
 
     Attributes:
-        num_drafted, num_accepted: guesses of the latest step, and the steps that they saved: the tokens that answers
-            gained beyond the one that a step yields in any case.
+        num_drafted, num_accepted: guesses of the latest step, and the steps that they saved: tokens that answers gained
+            beyond the one that each step yields anyway.
     """
 
     def __init__(self, speculation: Speculation, drafter: Drafter) -> None:
@@ -62,7 +62,7 @@ class Speculator(Decoding):
     def extend(self, scheduler: Scheduler, chunks: list[Chunk]) -> list[Chunk]:
         """Return the chunks with drafts for requests that decode, and slots for them.
 
-        Drafts take what is left of the step's token budget, and free blocks that are promised to no request.
+        Drafts take the rest of the step's token budget, and free blocks that are not reserved.
         """
         self.num_drafted = self.num_accepted = 0
         decoding = [chunk for chunk in chunks if chunk.samples and not chunk.request.is_prefilling]
@@ -86,34 +86,35 @@ class Speculator(Decoding):
         return [extended.get(chunk.request, chunk) for chunk in chunks]
 
     def propose(self, request: Request, most: int) -> list[int]:
-        """Return at most `most` drafts. The last token of an answer is never fed, so none could follow it.
+        """Return at most `most` drafts. The last token of an answer is never fed, so no draft could follow it.
 
-        They end before the first one that the request's grammar forbids, or that would end the answer. There are none
-        if the drafter or the grammar fails: an answer needs no guesses.
+        They stop before the first one that the request's grammar forbids or that would end the answer. If the drafter
+        or
+        the grammar fails, there are none: an answer does not need guesses.
         """
         room = request.params.max_tokens - len(request.output_ids) - 1
         wanted = min(self.adaptive_of(request).next(), most, room)
         try:
             drafts = self.drafter.propose(request, wanted) if wanted > 0 else []
             return drafts[: request.matcher.num_valid(drafts)]
-        except NotImplementedError:  # an unwritten task
+        except NotImplementedError:  # an unimplemented task
             raise
         except Exception:
             log.exception("no guesses for request %s in this step", request.id)
             return []
 
     def adaptive_of(self, request: Request) -> Adaptive:
-        """Return how much is guessed for a request."""
+        """Return the Adaptive of a request."""
         return self.adaptive.setdefault(request, Adaptive(self.speculation.max_drafts))
 
     def num_fitting(self, manager: KvCacheManager, chunk: Chunk, count: int, spare: int) -> int:
-        """Return how many of `count` drafts have room in the request's own blocks and `spare` more."""
+        """Return how many of `count` drafts fit in the request's own blocks and `spare` more."""
         while count > 0 and manager.missing_blocks(chunk.request.id, chunk.stop + count) > spare:
             count -= 1
         return count
 
     def sample_rows(self, chunks: Iterable[Chunk]) -> list[SampleRow]:
-        """Return what the sampler reads of each row, in the order of the chunks."""
+        """Return the SampleRow of each row, in the order of the chunks."""
         return [row for chunk in chunks if chunk.samples for row in sample_rows(chunk.request, drafts_of(chunk))]
 
     def standing(self, chunks: Iterable[Chunk], rows: Sequence[Sampled]) -> list[tuple[Request, Sampled]]:
@@ -136,15 +137,15 @@ class Speculator(Decoding):
         return new_tokens
 
     def accept(self, scheduler: Scheduler, chunk: DraftChunk, rows: Sequence[Sampled]) -> dict[str, Sampled]:
-        """Append one request's tokens that stand, one after the other, and truncate the KV of its other drafts.
+        """Append one request's accepted tokens, one after the other, and truncate the KV of its other drafts.
 
-        `scheduler.update` records the tokens, as a step each, ends the answer where it has to end, and drops what
-        follows. A request that has ended or was aborted has no table any more; other tables end up with slots for
+        `scheduler.update` records the tokens, as one step each, ends the answer where it has to end, and drops the
+        rest. A request that has ended or was aborted no longer has a table; other tables end up with slots for
         `num_computed_tokens` tokens.
 
-        `num_drafted` grows by the number of drafts, `num_accepted` by what the answer gained, less one token: a first
-        draft that is the end token saved no step, and does not count. The request's Adaptive records how many were
-        guessed, and how many of them the rows chose, up to the first that they did not.
+        `num_drafted` grows by the number of drafts, `num_accepted` by the tokens that the answer gained, less one: a
+        first draft that is the end token saved no step and does not count. The request's Adaptive records how many were
+        guessed, and how many of them the rows chose before the first wrong one.
 
         Args:
             chunk: it feeds the request's newest token and its drafts.

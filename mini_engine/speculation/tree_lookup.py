@@ -1,7 +1,7 @@
-"""Lesson 14. The radix tree as a draft model: an answer with the same beginning probably goes on in the same way.
+"""Lesson 14. The radix tree as a draft model: an answer with the same beginning probably continues the same way.
 
-Lesson 8's tree keeps the tokens of answers as well as prompts. A question asked again finds its whole earlier answer
-there, one step after another. The whole beginning has to be the same, so a hit is better evidence than any n-gram.
+Lesson 8's tree keeps the tokens of answers as well as prompts. A repeated question finds its whole earlier answer
+there, step by step. The whole beginning has to match, so a hit is better evidence than any n-gram.
 """
 
 from collections.abc import Hashable
@@ -13,10 +13,10 @@ from mini_engine.speculation.lookup import Drafter
 
 
 def continuation(tree: RadixTree, key: bytes, namespace: Hashable, count: int) -> list[int]:
-    """Return up to `count` tokens that the tree has behind the packed tokens `key`; none if it lacks some of those.
+    """Return up to `count` tokens that follow the packed tokens `key` in the tree; none if it lacks part of `key`.
 
-    Where several prefixes go on from there, the one used last is followed. Nothing is locked, split or marked as used:
-    the tokens are a guess, and their blocks are not touched.
+    If several prefixes continue from there, the most recently used one is followed. Nothing is locked, split or marked
+    as used: the tokens are a guess, and their blocks are not touched.
     """
     found = bytearray()
     with tree.mutex:
@@ -31,7 +31,7 @@ def continuation(tree: RadixTree, key: bytes, namespace: Hashable, count: int) -
 
 
 def _next(node: Node, key: bytes, at: int, namespace: Hashable, width: int) -> Node | None:
-    """Return the child to follow behind key[:at]; where less than a block of the key is left, one that begins so."""
+    """Return the child to follow after key[:at]; if less than a block of the key is left, one that begins with it."""
     if at + width <= len(key):
         return node.children.get((namespace, key[at : at + width]))
     rest = key[at:]
@@ -40,12 +40,12 @@ def _next(node: Node, key: bytes, at: int, namespace: Hashable, width: int) -> N
 
 
 class TreeDrafter:
-    """Guesses from the tree, and where it knows nothing, as `fallback` does."""
+    """Guesses from the tree, and from `fallback` if the tree has nothing."""
 
     def __init__(self, tree: RadixTree, fallback: Drafter) -> None:
         self.tree, self.fallback = tree, fallback
 
     def propose(self, request: Request, count: int) -> list[int]:
-        """Return up to `count` tokens behind the request's own."""
+        """Return up to `count` tokens that may follow the request's own."""
         found = continuation(self.tree, key_of(request.token_ids), request.namespace, count)
         return found or self.fallback.propose(request, count)

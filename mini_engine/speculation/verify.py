@@ -1,22 +1,22 @@
-"""Lesson 14. Verification: the model computes the logits behind every guess in one step, and decides how many stand.
+"""Lesson 14. Verification: one step computes the logits after every guess, and decides how many are accepted.
 
 A request feeds its newest token and k drafts in one chunk of 1 + k rows. Row i sees the first i drafts, so its logits
-are those of an ordinary step in which the answer had gone that way. The sampler chooses a token from each row:
+are those of an ordinary step for an answer with these tokens. The sampler chooses a token from each row:
 
     fed     x    d1   d2   d3          x: the newest token; d1 … d3: the drafts
-    chosen  c0   c1   c2   c3          c0 is right whatever the drafts are; c1 only if d1 = c0, and so on
+    chosen  c0   c1   c2   c3          c0 is always right; c1 only if d1 = c0, and so on
 
-The tokens up to the first wrong draft are the answer's next tokens, and the one chosen in its place is another: a step
-yields 1 to k + 1 tokens. This holds for greedy and drawn rows alike:
+The drafts before the first wrong one are the answer's next tokens, and the token chosen in its place is one more: a
+step yields 1 to k + 1 tokens. This holds for greedy and drawn rows alike:
 
 - Greedy rows choose the argmax, so the accepted drafts are the ones that decoding without drafts would have chosen.
 - A row that draws accepts draft d with probability p(d), and otherwise yields another token t with probability
-  p(t) / (1 - p(d)). That is rejection sampling (Leviathan et al., 2023) for a draft that is certain of itself,
-  q(d) = 1: accept with min(1, p/q) = p(d), otherwise draw from max(0, p - q), scaled. The distribution is exactly p.
+  p(t) / (1 - p(d)). That is rejection sampling (Leviathan et al., 2023) for a deterministic draft, q(d) = 1: accept
+  with min(1, p/q) = p(d), otherwise draw from max(0, p - q), normalized. The distribution is exactly p.
 
-Row i draws with the number of seed and position (lesson 4) that an ordinary step would use. A seed therefore gives the
-same answer with and without drafts, wherever rows have the same bits in every batch (lesson 9's packed layers).
-With a grammar, each row is masked with what the grammar allows behind the drafts that the row has seen.
+Row i draws with the same number, from seed and position (lesson 4), as an ordinary step. So a seed gives the same
+answer with and without drafts, wherever rows have the same bits in every batch (lesson 9's packed layers). With a
+grammar, each row is masked by what the grammar allows after the drafts that the row has seen.
 """
 
 from array import array
@@ -30,9 +30,9 @@ from mini_engine.engine.scheduler import Chunk
 
 
 def num_emitted(drafts: Sequence[int], chosen: Sequence[int]) -> int:
-    """Return how many tokens of `chosen`, one for each of 1 + len(drafts) rows, the answer gains: at least 1.
+    """Return how many of `chosen`, one token for each of 1 + len(drafts) rows, the answer gains: at least 1.
 
-    A row stands if every draft that it saw is what the row before it chose.
+    A row counts if every draft that it saw equals the token that the previous row chose.
     """
     standing = 1
     for draft, token in zip(drafts, chosen, strict=False):
@@ -43,7 +43,7 @@ def num_emitted(drafts: Sequence[int], chosen: Sequence[int]) -> int:
 
 
 class DraftChunk(Chunk):
-    """A chunk of lesson 5 that feeds drafts behind its request's newest token: they are the last of its tokens."""
+    """A chunk of lesson 5 that feeds drafts after its request's newest token: they are the last of its tokens."""
 
     drafts: Sequence[int] = ()
 
@@ -70,16 +70,16 @@ class DraftChunk(Chunk):
 
 
 def with_drafts(chunk: Chunk, drafts: Sequence[int]) -> DraftChunk:
-    """Return the chunk that feeds `drafts` behind its own tokens.
+    """Return the chunk that feeds `drafts` after its own tokens.
 
-    It starts where `chunk` starts and ends len(drafts) tokens later, in the same blocks. The request stays as it is: a
-    draft is no token of it.
+    It starts where `chunk` starts and ends len(drafts) tokens later, in the same blocks. The request does not change:
+    drafts are not among its tokens.
     """
     return DraftChunk(chunk.request, chunk.start, chunk.stop + len(drafts), chunk.blocks, drafts)
 
 
 class MaskAhead(NamedTuple):
-    """Which tokens a request's grammar allows behind `drafts`. The request's matcher stays where it is."""
+    """The tokens that a request's grammar allows after `drafts`. The request's matcher does not advance."""
 
     matcher: Matcher
     drafts: Sequence[int]
@@ -90,7 +90,7 @@ class MaskAhead(NamedTuple):
 
 
 class DraftRow:
-    """What the sampler reads of the row behind `drafts`: a SampleRow in whose answer they are the newest tokens."""
+    """The SampleRow of the row after `drafts`: they are the newest tokens of its answer."""
 
     def __init__(self, request: Request, drafts: Sequence[int]) -> None:
         self.params, self.seed, self.stop_ids = request.params, request.seed, request.stop_ids
@@ -99,8 +99,8 @@ class DraftRow:
 
 
 def sample_rows(request: Request, drafts: Sequence[int]) -> list[SampleRow]:
-    """Return what the sampler reads of each of the 1 + len(drafts) rows: row i's answer has the first i drafts.
+    """Return the SampleRow of each of the 1 + len(drafts) rows: row i's answer has the first i drafts.
 
-    Row 0 is the request itself, the others are DraftRows: same seed, same prompt. The request stays as it is.
+    Row 0 is the request itself, the others are DraftRows with the same seed and prompt. The request does not change.
     """
     return [request, *(DraftRow(request, drafts[:count]) for count in range(1, len(drafts) + 1))]

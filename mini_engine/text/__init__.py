@@ -1,1 +1,1 @@
-"""Course machinery. Text: tokens of a text and text of tokens, chats, prompts."""
+"""Course machinery. Text: tokenizing, detokenizing, chats and prompts."""

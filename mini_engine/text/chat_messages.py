@@ -1,15 +1,16 @@
 """Lesson 6. A conversation's messages as chat templates expect them.
 
-A template sees all that a message holds, as with transformers' `apply_chat_template`: also `name`, `tool_call_id` and
-keys that only this template knows. What differs between clients is made alike first: arguments of calls come as JSON
-in a text or as an object, a content may be missing or in parts, and a thought has three names.
+A template sees every key of a message, as with transformers' `apply_chat_template`: also `name`, `tool_call_id` and
+keys
+that only this template knows. Differences between clients are normalized first: arguments of calls come as a JSON
+string or as an object, a content may be missing or in parts, and reasoning has three names.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # Jinja is imported at the first conversation
+if TYPE_CHECKING:  # Jinja is imported with the first conversation
     from mini_engine.text.chat_template import ChatTemplate
 
 Message = Mapping[str, Any]
@@ -18,7 +19,7 @@ THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # templates read the 
 
 
 def as_expected(messages: Sequence[Message], template: "ChatTemplate") -> list[dict[str, Any]]:
-    """Return the messages as `template` expects them. Keys keep their order; one whose value is None is left out."""
+    """Return the messages as `template` expects them. Keys keep their order; keys with the value None are left out."""
     return [one_as_expected(message, template) for message in messages]
 
 
@@ -37,12 +38,12 @@ def one_as_expected(message: Message, template: "ChatTemplate") -> dict[str, Any
 
 
 def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return a content as one text, whether it is one or a list of parts."""
+    """Return a content as one text: a string, or a list of parts."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def with_arguments(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
-    """Return a call with its arguments as an object, or as JSON in a text."""
+    """Return a call with its arguments as an object, or as a JSON string."""
     if "function" in call:
         return {**call, "function": with_arguments(call["function"], as_text)}
     found = parsed(call.get("arguments"))
@@ -50,7 +51,7 @@ def with_arguments(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
 
 
 def parsed(arguments: Any) -> Mapping[str, Any]:
-    """Return arguments as an object: {} if the model wrote none, or what is no object in JSON."""
+    """Return arguments as an object: {} if the model wrote none, or no JSON object."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)

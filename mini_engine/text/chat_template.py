@@ -1,7 +1,8 @@
-"""Lesson 6. Chat templates: a conversation written as the text that the checkpoint was trained on.
+"""Lesson 6. Chat templates render a conversation as text in the form that the checkpoint was trained on.
 
-A template is a small Jinja program in the checkpoint. It may come from anyone, so it runs in Jinja's sandbox, with the
-settings, functions and extensions that transformers gives it: both render the same text.
+A template is a small Jinja program in the checkpoint. It is untrusted code, so it runs in Jinja's sandbox, with the
+same
+settings, functions and extensions as in transformers: both render the same text.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,10 +27,10 @@ class ChatTemplate:
         source: the Jinja program.
         special_tokens: names a template may use, such as `eos_token`, with their texts.
 
-    Attributes, all found in the program's text:
+    Attributes, all derived from the program:
         takes_tools: the template can describe tools. takes_calls: it can write calls and their results.
         takes_all: it writes messages as JSON, whatever they hold.
-        takes_text: it joins a call's arguments to a text, so it expects JSON instead of an object.
+        takes_text: it joins a call's arguments to a string, so it expects JSON instead of an object.
         takes_parts: it loops over a content that is a list of parts.
         takes_developer: it knows the role `developer`.
 
@@ -55,7 +56,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_system(self) -> bool:
-        """It shows what a system message says; some refuse the role, as Gemma's does, or leave it out."""
+        """True if the template renders system messages; some, like Gemma's, refuse the role or leave it out."""
         try:
             return PROBE in self.render([{"role": "system", "content": PROBE}, {"role": "user", "content": "Hi"}])
         except UserError:
@@ -67,11 +68,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as text, up to where the assistant speaks.
+        """Render the conversation as text, up to the assistant's turn.
 
         Args:
             tools: functions that the assistant may call, in OpenAI's form.
-            variables: more names for the template, such as `enable_thinking`.
+            variables: more variables for the template, such as `enable_thinking`.
 
         Raises:
             UserError: the template refuses these messages.
@@ -80,19 +81,19 @@ class ChatTemplate:
         given |= {"messages": list(messages), "tools": tools or None}
         try:
             return self._template.render(self.special_tokens | given)
-        except Exception as error:  # templates raise whatever their author chose
+        except Exception as error:  # templates may raise anything
             raise UserError(f"the chat template refuses these messages: {error}", param="messages") from error
 
 
 def words_of(program: nodes.Node) -> set[str]:
-    """The names of attributes and the strings in a template's program, without the text around it."""
+    """Return the attribute names and strings in a template's program, without the text around it."""
     constants = (constant.value for constant in program.find_all(nodes.Const))
     attributes = (attribute.attr for attribute in program.find_all(nodes.Getattr))
     return {word for word in (*constants, *attributes) if isinstance(word, str)}
 
 
 def is_named(value: nodes.Node | None, name: str) -> bool:
-    """Whether a value in a program is a variable, an attribute or an item of this name."""
+    """Return True if a value in a program is a variable, an attribute or an item of this name."""
     match value:
         case nodes.Name(name=found) | nodes.Getattr(attr=found) | nodes.Getitem(arg=nodes.Const(value=found)):
             return found == name
@@ -100,7 +101,7 @@ def is_named(value: nodes.Node | None, name: str) -> bool:
 
 
 def dumps_messages(program: nodes.Node) -> bool:
-    """Whether a program writes whole messages as JSON."""
+    """Return True if a program writes whole messages as JSON."""
     loops = [loop.target for loop in program.find_all(nodes.For) if is_named(loop.iter, "messages")]
     names = {"messages", *(target.name for target in loops if isinstance(target, nodes.Name))}
     filtered = (each.node for each in program.find_all(nodes.Filter) if each.name == "tojson")
@@ -108,8 +109,8 @@ def dumps_messages(program: nodes.Node) -> bool:
 
 
 def joins(program: nodes.Node, name: str) -> bool:
-    """Whether a program adds a value of this name to a text, and neither filters nor tests it anywhere."""
-    names = {name}  # and those of variables that hold it
+    """Return True if a program adds a value of this name to a string, and neither filters nor tests it anywhere."""
+    names = {name}  # plus those of variables that hold it
     for each in program.find_all(nodes.Assign):
         if isinstance(each.target, nodes.Name) and holds_one(each.node, names):
             names.add(each.target.name)
@@ -118,14 +119,14 @@ def joins(program: nodes.Node, name: str) -> bool:
 
 
 def holds_one(value: nodes.Node | None, names: Collection[str]) -> bool:
-    """Whether a value in a program is a variable, an attribute or an item of one of these names."""
+    """Return True if a value in a program is a variable, an attribute or an item of one of these names."""
     return any(is_named(value, name) for name in names)
 
 
 def find_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The sources of a checkpoint's chat templates by their names; that for a chat without tools is "default".
+    """Return the sources of a checkpoint's chat templates by name; the one for chats without tools is "default".
 
-    Files come first, chat_template.jinja and those in additional_chat_templates, then tokenizer_config.json, which
+    Files take precedence, chat_template.jinja and those in additional_chat_templates, over tokenizer_config.json, which
     holds one template or a list of named ones.
 
     Raises:
@@ -145,7 +146,7 @@ def find_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]
 
 
 def read_template(path: Path) -> str:
-    """The text of a template's file; UserError if it is none."""
+    """Return the text of a template's file; UserError if it is not text."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

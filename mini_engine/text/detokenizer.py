@@ -1,7 +1,7 @@
 """Lesson 6. Turns tokens into text as they arrive: never half a character, never part of a stop string.
 
-A token is bytes. Its last bytes may begin a character that a later token completes, so they are held back until then.
-A token costs only its own bytes, however long the answer is.
+A token is a sequence of bytes. Its last bytes may begin a character that a later token completes, so they are held back
+until then. The cost of a token depends only on its own bytes, however long the answer is.
 """
 
 import codecs
@@ -27,16 +27,16 @@ class Detokenizer:
         """Return the text that this token completes: "" if a character is still unfinished or the token is hidden.
 
         Bytes that cannot become a character give U+FFFD, as many as decoding all at once gives. A hidden token changes
-        nothing: the bytes held back before it still wait for theirs.
+        nothing: bytes held back before it are still held back.
         """
         if token_id in self.hidden_ids:
             return ""
         return self.decoder.decode(self.token_bytes[token_id])
 
     def finish(self) -> str:
-        """End the answer. Returns U+FFFD if bytes are left that never became a character, else ""; a second time "".
+        """End the answer. Return U+FFFD if bytes are left that never became a character, otherwise ""; then always "".
 
-        One unfinished character is one U+FFFD, however many of its bytes there are.
+        One unfinished character is one U+FFFD, however many bytes of it there are.
         """
         return self.decoder.decode(b"", final=True)
 
@@ -52,7 +52,7 @@ class StopChecker:
     """Ends an answer at the first stop string to be completed, without showing any part of it.
 
     Text that may be the beginning of a stop string is held back until that is decided. If one piece of text completes
-    several stop strings, the one that ends first wins; of two that end together, the longer one.
+    several stop strings, the one that ends first wins; if two end at the same position, the longer one.
     """
 
     def __init__(self, stops: Collection[str] = ()) -> None:
@@ -63,7 +63,7 @@ class StopChecker:
         self.held = ""
 
     def push(self, text: str) -> Checked:
-        """Take the next piece of text and return what can be shown now, with the stop string that it completes or None.
+        """Take the next piece of text; return the text to show now, and the stop string that was completed or None.
 
         As much as possible is shown: only the longest suffix that is the beginning of a stop string is held back. With
         a stop string, the text is what comes before it; the rest of the piece is dropped, and `held` is "" again.
@@ -79,14 +79,14 @@ class StopChecker:
         return Checked(text[: len(text) - keep], None)
 
     def finish(self) -> str:
-        """End the text. Returns what was held back: it has not become a stop string."""
+        """End the text. Return the text held back: it has not become a stop string."""
         held, self.held = self.held, ""
         return held
 
     def _unclear(self, text: str) -> int:
         """Return the length of the longest suffix of `text` that is the beginning of a stop string, but not all of it.
 
-        For `push`, which may do without it.
+        A helper for `push`, which need not use it.
         """
         for size in range(min(len(text), self.longest - 1), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self.stops):

@@ -1,4 +1,4 @@
-"""Lesson 6. What stands for the tokenizer of a checkpoint that has none: ids in, ids out, and no text."""
+"""Lesson 6. The stand-in for a missing tokenizer: ids in, ids out, and no text."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from mini_engine.text.tokenizer import TokenBytes, Tokenizer
 
 
 class NoTokenizer(Tokenizer):
-    """A tokenizer of no tokens: every id has the text "". What needs text raises a UserError."""
+    """A tokenizer without tokens: every id has the text "". Methods that need text raise UserError."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -19,7 +19,7 @@ class NoTokenizer(Tokenizer):
 
     @property
     def end_token_id(self) -> int | None:
-        """None."""
+        """Return None."""
         return None
 
     def check_stops(self, stops: Collection[str]) -> None:

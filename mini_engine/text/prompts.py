@@ -10,28 +10,28 @@ Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
 
 NOT_VARIABLES = ("messages", "tools", "conversation", "chat_template", "tokenize", "continue_final_message")
-SILENT = ("assistant", "tool")  # roles whose turn may have no content
+SILENT = ("assistant", "tool")  # roles whose turns may lack content
 WHAT_PROMPTS_ARE = "give text or a list of token ids, or a list of these"
 
 
 def plain(value: object) -> object:
-    """Return a NumPy array or a tensor as nested lists, everything else as it is."""
+    """Return a NumPy array or a tensor as nested lists, everything else unchanged."""
     listed = getattr(value, "tolist", None)
     return listed() if callable(listed) else value
 
 
 def is_sequence(value: object) -> TypeGuard[Sequence]:
-    """Whether `value` is a list, a tuple or the like, but not text or bytes."""
+    """Return True if `value` is a list, a tuple or the like, but not text or bytes."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
 def is_conversation(prompt: object) -> bool:
-    """Whether a prompt is a list of messages rather than of token ids."""
+    """Return True if a prompt is a list of messages rather than of token ids."""
     return is_sequence(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def listed(prompts: object) -> list:
-    """Return one prompt as a list of one, many as a list. UserError if it is neither."""
+    """Return one prompt as a list of one, several as a list. UserError if it is neither."""
     prompts = plain(prompts)
     if isinstance(prompts, str) or (is_sequence(prompts) and len(prompts) > 0 and whole(prompts[0]) is not None):
         return [prompts]
@@ -75,7 +75,7 @@ def _is_message(part: object) -> bool:
 
 
 def all_of(value: object, holds: Callable[[object], bool]) -> bool:
-    """Whether `value` is a sequence, and `holds` is true of everything in it."""
+    """Return True if `value` is a sequence and `holds` is true of every item."""
     return is_sequence(value) and all(map(holds, value))
 
 
@@ -99,7 +99,7 @@ def checked_tools(tools: object) -> list[Mapping[str, Any]]:
 
 
 def checked_variables(variables: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a template's variables as a dict. UserError if they are none, or one of them is an argument."""
+    """Return a template's variables as a dict. UserError if that is impossible, or one has the name of an argument."""
     if not isinstance(variables, Mapping | None):
         raise UserError(
             f'chat_template_kwargs is {shown(variables)}; give names and values, as in {{"enable_thinking": false}}',
@@ -108,7 +108,7 @@ def checked_variables(variables: Mapping[str, Any] | None) -> dict[str, Any]:
     taken = next((name for name in variables or () if name in NOT_VARIABLES), None)
     if taken is not None:
         raise UserError(
-            f"chat_template_kwargs sets {taken!r}, which is no variable of a template; leave it out",
+            f"chat_template_kwargs sets {taken!r}, which is not a template variable; leave it out",
             param="chat_template_kwargs",
         )
     return dict(variables or {})

@@ -1,7 +1,7 @@
-"""Lesson 6. The tokens that a checkpoint names beside tokenizer.json: which are special, and which it adds.
+"""Lesson 6. Tokens that a checkpoint declares outside tokenizer.json: special tokens and added ones.
 
-Today tokenizer.json and tokenizer_config.json say it all. Older checkpoints spread it over special_tokens_map.json and
-added_tokens.json, which count if tokenizer_config.json lists no tokens, as in transformers.
+In current checkpoints tokenizer.json and tokenizer_config.json are complete. Older ones also have
+special_tokens_map.json and added_tokens.json, which count if tokenizer_config.json lists no tokens, as in transformers.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ FLAGS = ("lstrip", "normalized", "rstrip", "single_word", "special")
 
 
 def read_tokenizer_config(directory: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json, with the names of special tokens that an older checkpoint has elsewhere."""
+    """Return tokenizer_config.json, with the names of special tokens that older checkpoints have in other files."""
     config, older = _read(directory / "tokenizer_config.json"), _read(directory / "special_tokens_map.json")
     if LISTED in config:
         return config
@@ -29,7 +29,7 @@ def read_tokenizer_config(directory: Path) -> dict[str, Any]:
 
 
 def special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """The special tokens that the config names: those with a name, such as `eos_token`, and the others."""
+    """Return the config's special tokens: those with a name, such as `eos_token`, and the others."""
     extra = config.get(EXTRA) or config.get("additional_special_tokens") or []
     named = {name: entry for name, entry in config.items() if name.endswith("_token")}
     if isinstance(extra, dict):
@@ -41,7 +41,7 @@ def special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]
 
 
 def added_tokens(directory: Path, config: Mapping[str, Any]) -> list[AddedToken]:
-    """Return the tokens that are listed outside tokenizer.json, by their ids."""
+    """Return the tokens that are listed outside tokenizer.json, in the order of their ids."""
     listed = config.get(LISTED)
     try:
         if isinstance(listed, dict):
@@ -58,7 +58,7 @@ def _token(entry: Any) -> AddedToken:
 
 
 def _text_of(entry: Any) -> str | None:
-    """A special token's text: older files hold it as it is, or in an object beside its settings."""
+    """Return a special token's text: older files have it as a string, or in an object with settings."""
     text = entry.get("content") if isinstance(entry, dict) else entry
     return text if isinstance(text, str) else None
 

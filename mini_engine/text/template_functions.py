@@ -1,4 +1,4 @@
-"""Lesson 6. What chat templates may use: the settings, functions and extensions that transformers gives them."""
+"""Lesson 6. The settings, functions and extensions that chat templates may use, the same as in transformers."""
 
 import json
 from collections.abc import Iterable
@@ -17,19 +17,19 @@ class GenerationTag(Extension):
     tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The tag's content, in a scope of its own."""
+        """Return the tag's content, in its own scope."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
 class DictMaker:
-    """`dict`, without the type itself, whose attributes a template has no business with."""
+    """`dict` as a function: templates must not reach the attributes of the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict:
         return dict(*args, **kwargs)
 
     def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict:
-        """As `dict.fromkeys`."""
+        """Do the same as `dict.fromkeys`."""
         return dict.fromkeys(keys, value)
 
 
@@ -40,17 +40,17 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is. Jinja's own filter would escape HTML's characters."""
+    """Return plain JSON. Jinja's own filter would escape HTML characters."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def raise_exception(message: str) -> NoReturn:
-    """Let a template refuse a conversation."""
+    """Raise an error: the way for a template to refuse a conversation."""
     raise TemplateError(message)
 
 
 def strftime_now(format: str) -> str:
-    """The date, for templates that tell the model what day it is."""
+    """Return the formatted date, for templates that tell the model the date."""
     return datetime.now().strftime(format)
 
 

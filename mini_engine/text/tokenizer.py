@@ -19,7 +19,7 @@ from mini_engine.text.prompts import checked_variables
 from mini_engine.text.special_tokens import added_tokens, read_tokenizer_config, special_tokens
 from mini_engine.text.tool_messages import CALL_MARKS, calls_as_text, tools_as_text
 
-if TYPE_CHECKING:  # Jinja is imported at the first conversation
+if TYPE_CHECKING:  # Jinja is imported with the first conversation
     from mini_engine.text.chat_template import ChatTemplate
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -36,7 +36,7 @@ def byte_of_character() -> dict[str, int]:
 def bytes_of_token(token: str) -> bytes:
     """Return the bytes of one vocabulary entry, spelled with `byte_of_character`'s stand-ins.
 
-    An entry with any character that is no stand-in is plain text, all of it: its bytes are its UTF-8.
+    An entry with any character that is not a stand-in is plain text as a whole: its bytes are its UTF-8.
     """
     table = byte_of_character()
     if all(character in table for character in token):
@@ -45,9 +45,9 @@ def bytes_of_token(token: str) -> bytes:
 
 
 class TokenBytes(list[bytes]):
-    """The bytes of each id; b"" for an id beyond the last, since a model may have more rows than the tokenizer tokens.
+    """The bytes of each id; b"" for an id beyond the last: a model may have more rows than the tokenizer has tokens.
 
-    Such rows fill up the embedding, and any of them may be drawn.
+    Such rows pad the embedding, and any of them may be sampled.
     """
 
     def __getitem__(self, index: Any) -> Any:
@@ -56,17 +56,17 @@ class TokenBytes(list[bytes]):
 
 
 def open_backend(directory: Path) -> tokenizers.Tokenizer:
-    """The tokenizer in a checkpoint directory's tokenizer.json.
+    """Load the tokenizer from a checkpoint directory's tokenizer.json.
 
     Raises:
-        UserError: there is none, it cannot be read, or it is not byte-level.
+        UserError: the file does not exist, cannot be read, or is not a byte-level tokenizer.
     """
     path = directory / TOKENIZER_FILE
     if not path.is_file():
         raise UserError(f"{directory} has no {TOKENIZER_FILE}; give a checkpoint that has one")
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more exact
+    except Exception as error:  # the library raises nothing more specific
         raise UserError(f"{path} cannot be read as a tokenizer: {first_line(error)}") from error
     if "ByteLevel" not in repr(backend.decoder):
         raise UserError(f"{directory} has a tokenizer that is not byte-level; Qwen3's are, and this engine expects it")
@@ -76,14 +76,14 @@ def open_backend(directory: Path) -> tokenizers.Tokenizer:
 
 
 class Tokenizer:
-    """What the engine needs of a checkpoint's tokenizer; the tokenizers library does the work.
+    """A checkpoint's tokenizer, as the engine uses it; the tokenizers library does the work.
 
     Attributes:
         token_bytes: for each id, the bytes it stands for.
         special_ids: ids of control tokens for the model, such as <|im_end|>, which are not shown; `special_texts` are
             their texts.
-        call_marks: <tool_call> and </tool_call>, where they are control tokens, by their ids. They are shown, because
-            calls are read from an answer's text.
+        call_marks: <tool_call> and </tool_call> by id, if they are control tokens. They are shown, because calls are
+            parsed from an answer's text.
         named_tokens: name to text of the special tokens that have a name, such as `eos_token`.
     """
 
@@ -107,22 +107,22 @@ class Tokenizer:
         return cls(resolve_checkpoint(path_or_hub_id))
 
     def check_stops(self, stops: Collection[str]) -> None:
-        """Raise UserError if stop strings cannot be found. Here they can."""
+        """Do nothing: stop strings can be found. Tokenizers without text raise UserError."""
 
     def _add_missing(self, tokens: Sequence[tokenizers.AddedToken]) -> None:
-        """Add the tokens that tokenizer.json lacks. In files that transformers 5 wrote, it has them all."""
+        """Add the tokens that tokenizer.json lacks. Files written by transformers 5 have them all."""
         known = {token.content for token in self.backend.get_added_tokens_decoder().values()}
         for token in tokens:
             if token.content not in known:
                 self.backend.add_tokens([token])
 
     def _mark_special(self, texts: Sequence[str]) -> None:
-        """Mark these tokens as special. In files that transformers wrote, tokenizer.json has marked them already."""
+        """Mark these tokens as special. In files written by transformers, tokenizer.json has marked them already."""
         known = {token.content for token in self.backend.get_added_tokens_decoder().values() if token.special}
         self.backend.add_special_tokens([text for text in texts if text not in known])
 
     def _bytes_by_id(self) -> TokenBytes:
-        """The bytes of every id that the tokenizer has; b"" where it leaves one out."""
+        """Return the bytes of every id of the tokenizer; b"" for ids that it skips."""
         ids = self.backend.get_vocab(with_added_tokens=True)
         token_bytes = TokenBytes([b""] * (1 + max(ids.values(), default=-1)))
         for token, index in ids.items():
@@ -131,11 +131,11 @@ class Tokenizer:
 
     @property
     def end_token_id(self) -> int | None:
-        """The id of the token that the tokenizer's files call the end of a text, if they name one that exists."""
+        """The id of the tokenizer's eos_token, if its files name one that exists."""
         return self.backend.token_to_id(self.named_tokens.get("eos_token", ""))
 
     def warn_of_lost_end(self, eos_token_ids: Collection[int]) -> None:
-        """Warn if the token that ends a text here is not among those that end the model's answers."""
+        """Warn if the tokenizer's eos_token is not among the tokens that end the model's answers."""
         if self.end_token_id is not None and self.end_token_id not in eos_token_ids:
             name = self.named_tokens["eos_token"]
             warn_once(
@@ -145,19 +145,19 @@ class Tokenizer:
 
     @cached_property
     def template_sources(self) -> dict[str, str]:
-        """The checkpoint's chat templates by their names, as they are written."""
+        """The sources of the checkpoint's chat templates, by name."""
         from mini_engine.text.chat_template import find_templates
 
         return find_templates(self.directory, self.config)
 
     @cached_property
     def chat_template(self) -> "ChatTemplate":
-        """The template for chats without tools; UserError where there is none."""
+        """The template for chats without tools; UserError if there is none."""
         return self._template("default")
 
     @cached_property
     def tool_template(self) -> "ChatTemplate":
-        """The template for chats with tools: one of its own, or the same."""
+        """The template for chats with tools: a separate one, or the same."""
         return self._template("tool_use") if "tool_use" in self.template_sources else self.chat_template
 
     def _template(self, name: str) -> "ChatTemplate":
@@ -171,10 +171,10 @@ class Tokenizer:
         """Encode a text as it stands, without adding special tokens.
 
         Args:
-            add_special: add those that tokenizer.json puts around a text, if it names any (`post_processor`).
+            add_special: add the special tokens that tokenizer.json puts around a text, if any (`post_processor`).
 
         Raises:
-            UserError: it is no text, or contains a lone surrogate, which is half a character and has no bytes.
+            UserError: it is not a string, or contains a lone surrogate, which is half a character and has no bytes.
         """
         if not isinstance(text, str):
             raise UserError(f"the text is of type {type(text).__name__}; give a string", param="prompt")
@@ -182,26 +182,26 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise UserError(f"the text contains {text[error.start]!r}, half a character; remove it") from None
-        [found] = self.backend.encode_batch_fast([text], add_special_tokens=add_special)  # `encode` keeps Python's lock
+        [found] = self.backend.encode_batch_fast([text], add_special_tokens=add_special)  # `encode` holds the GIL
         return found.ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Encode a text to be continued, as transformers does: a checkpoint may begin each with a token of its own.
+        """Encode a text to continue, as transformers does: some checkpoints begin each text with a special token.
 
         A chat template writes such tokens itself, so `encode_chat` adds none.
         """
         return self.encode(text, add_special=True)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """All of `token_ids` as text, control tokens included. Bytes that form no character become U+FFFD."""
+        """Return all of `token_ids` as text, control tokens included. Bytes that form no character become U+FFFD."""
         return b"".join(self.token_bytes[index] for index in token_ids).decode("utf-8", errors="replace")
 
     def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
-        """All of `token_ids` as text at once."""
+        """Decode all of `token_ids` at once."""
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special)
 
     def encode_plain(self, text: str) -> list[int]:
-        """Encode a text in which nothing is a control token: `<|im_end|>` becomes the tokens of its letters."""
+        """Encode a text without recognizing control tokens: `<|im_end|>` becomes the tokens of its letters."""
         self.backend.encode_special_tokens = True
         try:
             return self.encode(text)
@@ -222,8 +222,8 @@ class Tokenizer:
         Args:
             messages: dicts with `role` (system, user, assistant, tool) and `content`; `tool_calls` as in OpenAI's API.
             tools: functions that the assistant may call, in OpenAI's form.
-            variables: more names for the template, such as `enable_thinking`.
-            check: raises UserError if what the template wrote need not be encoded.
+            variables: more variables for the template, such as `enable_thinking`.
+            check: called with the rendered text before it is encoded; raises UserError to refuse it.
 
         Raises:
             UserError: the checkpoint has no chat template, or the template refuses these messages.

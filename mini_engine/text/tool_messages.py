@@ -1,6 +1,6 @@
-"""Lesson 6. Tools in a conversation whose chat template knows none: they are described in the system message.
+"""Lesson 6. Tools for chat templates that do not support them: they are described in the system message.
 
-Where the template takes no system message, the first one of the user tells of them.
+If the template takes no system message either, the user's first message describes them.
 
 The form is Hermes', which Qwen's own templates use: tools as JSON inside <tools>, a call inside <tool_call>, and its
 result inside <tool_response>, in a user's turn.
@@ -26,7 +26,7 @@ To call one, write its name and arguments as JSON:
 
 
 def tools_as_text(messages: Sequence[Message], tools: Sequence[Message], takes_system: bool) -> list[Message]:
-    """Return the messages with the tools in the system message, or in the user's first for want of one.
+    """Return the messages with the tools described in the system message, or else in the user's first.
 
     Args:
         takes_system: the template takes a system message.
@@ -44,12 +44,12 @@ def tools_as_text(messages: Sequence[Message], tools: Sequence[Message], takes_s
 
 
 def calls_as_text(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with calls and their results as part of the text."""
+    """Return the messages with calls and their results written into the text."""
     return [_with_calls_as_text(message) for message in messages]
 
 
 def call_as_text(call: Mapping[str, Any]) -> str:
-    """A call that the assistant made, as it wrote it."""
+    """Return a call in the form in which the assistant wrote it."""
     function = call.get("function", call)
     name, arguments = (json.dumps(function[key], ensure_ascii=False) for key in ("name", "arguments"))
     return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'

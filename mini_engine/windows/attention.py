@@ -1,7 +1,7 @@
 """Lesson 15. Paged attention with a window, in plain torch: the specification, and lesson 3's walk over the blocks.
 
 The query at position i sees key j if i - window < j <= i: the last `window` keys, its own included. Everything else is
-lesson 3's contract (`mini_engine.attention.contract`), with one more promise: a block that lies wholly behind the
+lesson 3's contract (`mini_engine.attention.contract`), with one more guarantee: a block that lies wholly before the
 windows of a sequence's queries is never read, and its table entry never followed. It may be 0, -1 or another request's.
 """
 
@@ -27,7 +27,7 @@ def reference_attention(
     scale: float,
     window: int,
 ) -> Tensor:
-    """Attend with a copy of the blocks that a sequence's queries still see, as if they were the whole history.
+    """Attend with a copy of the blocks that a sequence's queries can see, as if they were the whole history.
 
     Returns:
         `[T, H_q, D]` in q's dtype; rows of q that belong to no sequence give zeros. The inputs are not changed.
@@ -93,7 +93,7 @@ def attend_blocks(
     Args:
         q: `[q_len, H_q, D]`. Head h reads key/value head h // (H_q // H_kv).
         blocks: the sequence's row of the block table. The entries before the first visible key's block and those past
-            the blocks of its kv_len keys may be no blocks.
+            the blocks of its kv_len keys may hold anything.
         window: keys that a query sees, its own included: token i sees key j if i - window < j <= i. A late query of a
             chunk may see none in the first blocks that are read for earlier ones.
         watch: called after each block that was read with its scores, the largest score so far, the sum of

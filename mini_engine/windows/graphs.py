@@ -1,4 +1,4 @@
-"""Lesson 15. Tables in groups for lesson 10's captured steps: slots and blocks of every group, at fixed addresses."""
+"""Lesson 15. Group tables for lesson 10's captured steps: slots and blocks of every group, at fixed addresses."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -17,12 +17,12 @@ from mini_engine.windows.window_table import WindowTable
 
 
 class GroupRows:
-    """The slots and tables of all groups, group 0 included: kernels get one tensor for all.
+    """The slots and tables of all groups, group 0 included, in one tensor each.
 
-    A row of padding writes slot 0 and has null blocks in every group, as in lesson 10's own buffers.
+    A padding row writes slot 0 and has null blocks in every group, as in lesson 10's own buffers.
 
     Args:
-        tables_of: returns a running request's WindowTable, by its id. num_groups: with windows.
+        tables_of: returns a running request's WindowTable by its id. num_groups: of groups with windows.
     """
 
     def __init__(self, tables_of: Callable[[str], WindowTable], num_groups: int) -> None:
@@ -34,7 +34,7 @@ class GroupRows:
         return [Table((num_groups, max_rows), torch.int64), Table((num_groups, max_rows, max_blocks), torch.int32)]
 
     def fill(self, tensors: Sequence[Tensor], chunks: Sequence[Chunk], meta: ForwardMeta, size: int) -> None:
-        """Copy in slots and tables. Columns behind the step's own may keep what they held; a hole never does."""
+        """Copy in slots and tables. Columns past the step's own may keep stale entries; holes never do."""
         slot_mapping, block_table = tensors
         plan = with_groups(meta, window_tables(chunks, self.tables_of, self.num_groups))
         spare = (0, size - len(chunks))
@@ -42,7 +42,7 @@ class GroupRows:
         block_table[:, :size, : plan.block_table.shape[2]].copy_(F.pad(plan.block_table, (0, 0, *spare)))
 
     def complete(self, meta: ForwardMeta, tensors: Sequence[Tensor], size: int) -> GroupedMeta:
-        """Put the slots and tables of all groups in the place of group 0's."""
+        """Replace group 0's slots and table with those of all groups."""
         slot_mapping, block_table = tensors
         same: dict[str, Any] = {field.name: getattr(meta, field.name) for field in fields(ForwardMeta)}
         same |= {"slot_mapping": slot_mapping[:, :size], "block_table": block_table[:, :size]}

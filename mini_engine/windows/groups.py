@@ -1,13 +1,12 @@
-"""Lesson 15. Groups: layers that keep the same tokens share a table, and all groups draw blocks from one pool.
+"""Lesson 15. Groups: layers that keep the same tokens share a table, and all groups allocate blocks from one pool.
 
     layer      0  1  2  3  4  5          S S F S S F: four layers with a window, two that see everything
     group      1  1  0  2  2  0          group 0: the full layers
     index      0  1  0  0  1  1          which of the pool's tensors holds the layer's K and V
 
-The pool has as many tensors as group 0 has layers. So a block of one group has the same bytes as a block of any other,
-and a block that one group frees can be the next one of another. The layers with a window are cut into groups of that
-size; the last one may be smaller, and then wastes the rest of its blocks. vLLM deals them out: of n groups, each has
-every n-th layer.
+The pool has as many tensors as group 0 has layers. So blocks of all groups have the same size, and a block that one
+group frees can be allocated by another. The layers with a window are divided into groups of that size; the last one may
+be smaller, and then wastes the rest of its blocks. vLLM interleaves them: with n groups, each has every n-th layer.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from mini_engine.checkpoint.config_schema import FULL
 
 
 class Place(NamedTuple):
-    """Where a layer's K and V are: its group's table says in which blocks, `index` in which of the pool's tensors."""
+    """The place of a layer's K and V: in the blocks of its group's table, in the pool's tensor number `index`."""
 
     group: int
     index: int
@@ -26,8 +25,8 @@ class Place(NamedTuple):
 def places_of(layer_types: Sequence[str]) -> list[Place]:
     """Return the place of each layer.
 
-    Group 0 has the full layers. A model of windows alone keeps its first layer there: the prefix tree needs a group
-    that has a block for every token. The other layers fill groups 1, 2, … of the same size, one after another. In each
+    Group 0 has the full layers. If all layers have windows, the first layer goes there: the prefix tree needs a group
+    with a block for every token. The other layers fill groups 1, 2, … of the same size, one after another. In each
     group, `index` counts its layers from 0, in the model's order.
 
     Args:
@@ -42,10 +41,10 @@ def places_of(layer_types: Sequence[str]) -> list[Place]:
 
 
 def group_size(places: Sequence[Place]) -> int:
-    """Return how many tensors the pool needs: the layers of group 0."""
+    """Return the number of tensors that the pool needs: the layers of group 0."""
     return sum(place.group == 0 for place in places)
 
 
 def num_window_groups(places: Sequence[Place]) -> int:
-    """Return how many groups have windows, and so tables with holes."""
+    """Return the number of groups with windows, whose tables have holes."""
     return max(place.group for place in places)

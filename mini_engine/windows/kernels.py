@@ -1,7 +1,7 @@
-"""Lesson 15. Any attention kernel with a window: lesson 3's by their names, others by a method of their own.
+"""Lesson 15. Adds a window to any attention kernel: to lesson 3's by name, to others through their own method.
 
 reference and blockwise are this lesson's own. cpu and triton take a window as one more argument. torch gathers first:
-it is handed only the blocks that are still seen, and hides what else is behind a window.
+it gets only the blocks that are still visible, and masks the remaining keys before a window.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from mini_engine.windows.window_table import first_visible
 
 @runtime_checkable
 class OwnWindows(Protocol):
-    """A kernel that knows its form with a window, because it reads another kind of cache (lesson 17)."""
+    """A kernel with its own windowed form, because it reads another kind of cache (lesson 17)."""
 
     def with_window(self, window: int) -> Kernel:
         """Return the same kernel, for layers whose queries see the last `window` keys."""
@@ -33,13 +33,13 @@ class OwnWindows(Protocol):
 def windowed(kernel: Kernel, window: int) -> Kernel:
     """Return the same kernel, for layers whose queries see the last `window` keys, their own included.
 
-    Its table may have holes: an entry behind the windows of all of a sequence's queries is never followed.
+    Its table may have holes: an entry before the windows of all of a sequence's queries is never followed.
 
     Raises:
-        UserError: this kernel has no form with a window.
+        UserError: this kernel has no windowed form.
     """
     if window < 1:
-        raise ValueError(f"a window of {window} keys; a query sees at least its own, so use 1 or more")
+        raise ValueError(f"the window is {window} keys; use 1 or more, since a query sees at least its own")
     if isinstance(kernel, OwnWindows):
         return kernel.with_window(window)
     takes_window = partial(cast(Callable[..., Tensor], kernel.paged_attention), window=window)
@@ -51,7 +51,7 @@ def windowed(kernel: Kernel, window: int) -> Kernel:
     forms |= dict.fromkeys(("cpu", "triton"), lambda: takes_window)
     if kernel.name not in forms:
         raise UserError(
-            f"the attention kernel {shown(kernel.name)} has no form with a window; choose one of {', '.join(forms)}",
+            f"the attention kernel {shown(kernel.name)} has no windowed form; choose one of {', '.join(forms)}",
             param="kernel",
         )
     return replace(kernel, paged_attention=forms[kernel.name]())
@@ -81,12 +81,12 @@ class VisibleBlocks:
 def visible_tables(
     cu_seqlens_q: Tensor, seq_lens_kv: Tensor, block_table: Tensor, block_size: int, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the three tables without the whole blocks that no query sees.
+    """Return the three tables without the blocks that no query sees.
 
     A row of the table then begins at the first visible block, and its number of keys is smaller by the keys before that
-    block. A causal mask and a window count from the last key, so neither changes. Of a long chunk, later queries
-    see other blocks than earlier ones: it is cut into sequences of QUERY_TILE queries. A sequence without queries is
-    left out, and so is the end of the rows that nothing reads.
+    block. A causal mask and a window count from the last key, so neither changes. In a long chunk, later queries see
+    other blocks than earlier ones, so it is cut into sequences of QUERY_TILE queries. Sequences without queries are
+    left out, and so are the columns at the end that nothing reads.
     """
     starts, kv_lens, rows, behind = [0], [], [], []
     for s, ((begin, end), kv_len) in enumerate(zip(pairwise(cu_seqlens_q.tolist()), seq_lens_kv.tolist(), strict=True)):

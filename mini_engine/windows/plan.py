@@ -1,4 +1,4 @@
-"""Lesson 15. The plan of a step for a model with windows: lesson 5's, and the tables of the window groups."""
+"""Lesson 15. Plans a step for a model with windows: lesson 5's plan, and the tables of the window groups."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,8 +14,8 @@ class WindowPlan:
     """Plans a step as lesson 5 does, and adds the tables of the window groups.
 
     Args:
-        tables_of: returns a running request's WindowTable, by its id (`WindowMemory`).
-        num_groups: with windows.
+        tables_of: returns a running request's WindowTable by its id (`WindowMemory`).
+        num_groups: of groups with windows.
     """
 
     def __init__(self, tables_of: Callable[[str], WindowTable], num_groups: int) -> None:
@@ -31,13 +31,13 @@ class WindowPlan:
 def window_tables(
     chunks: Sequence[Chunk], tables_of: Callable[[str], WindowTable], num_groups: int
 ) -> list[torch.Tensor]:
-    """Return for each window group the chunks' tables, `[S, max_blocks]` int32 on the host."""
+    """Return the chunks' tables for each window group, `[S, max_blocks]` int32 on the host."""
     tables = [tables_of(chunk.request.id) for chunk in chunks]
     return [padded_table([table.rows[group] for table in tables]) for group in range(num_groups)]
 
 
 def same_in_all(num_groups: int) -> Plan:
-    """Return a plan for a pool that no request uses yet: every group has the blocks of group 0."""
+    """Return a planner for a pool that no request uses yet: every group has the blocks of group 0."""
 
     def plan(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step:
         step = plan_rows(chunks, block_size, device)

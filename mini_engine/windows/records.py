@@ -1,16 +1,16 @@
-"""Lesson 15. Records of windows: what the window groups have of a block's tokens is kept beside the block's own record.
+"""Lesson 15. Records of windows: the window groups' K and V of a block's tokens, kept next to the block's own record.
 
-    tiers, blocks         7   8   9  10  11  12         group 0: every block behind the request's prefix
+    tiers, blocks         7   8   9  10  11  12         group 0: every block after the request's prefix
     tiers, windows        7   8   9   ·  11  12         block 10's was dropped
-                                      └ a window reaches over 3 blocks, so none begins behind 10, 11 or 12;
-                                        behind 9 one can, with the windows of 7, 8 and 9
+                                      └ a window spans 3 blocks, so no request can resume after 10, 11 or 12;
+                                        after 9 one can, with the windows of 7, 8 and 9
 
-A request begins behind the last block whose window is complete: of the blocks that it reaches over, those that the
-request holds already need no record. Group 0's records come back for all tokens, windows' for the last ones only.
+A request resumes after the last block whose window is complete; blocks of the window that the request holds already
+need no record. Group 0's records are loaded for all tokens, the windows' only for the last ones.
 
-A record's key is made from the block's, so it names the model, whose configuration says which layers are in which
-group, and every token before. Its payload has a block of each window group, in the order of the groups, so a record
-can be taken neither for another group's nor for a block of group 0.
+A record's key is derived from the block's, so it identifies the model, whose configuration decides which layers are in
+which group, and every token before. Its payload has a block of each window group, in the order of the groups, so a
+record cannot be mistaken for another group's or for a block of group 0.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ class WindowRecords:
     """The windows of a model's last blocks, as companions of blocks in lesson 12's tiers.
 
     Args:
-        tiers: where the records are. blocks: copies the pool's blocks, those of any group. memory: has the tables.
+        tiers: hold the records. blocks: copies the pool's blocks, those of any group. memory: has the tables.
     """
 
     def __init__(self, tiers: Tiers, blocks: Blocks, memory: WindowMemory) -> None:
@@ -35,19 +35,19 @@ class WindowRecords:
 
     @property
     def payload_bytes(self) -> int:
-        """Size of the blocks of all window groups at one place of a text."""
+        """Size in bytes of the blocks of all window groups at one position of a text."""
         return self.memory.num_groups * self.blocks.payload_bytes
 
     def wanted(self, prefix: Prefix, start: int, blocks: list[Wanted]) -> list[Wanted]:
-        """Return the blocks up to the last one that a request can begin behind, and the windows that it needs there."""
+        """Return the blocks up to the last one after which a request can resume, and the windows needed there."""
         stop = self.last_end(prefix, start, start + len(blocks))
         windows = range(max(start, self._first(stop)), stop)
         return [*blocks[: stop - start], *(wanted_window(prefix, index, self.payload_bytes) for index in windows)]
 
     def last_end(self, prefix: Prefix, start: int, stop: int) -> int:
-        """Return the most blocks, from `start` to `stop`, for which the tiers have what the next token sees.
+        """Return the largest end in `start` … `stop` after which the tiers have every block that the next token sees.
 
-        The request holds what a token behind block start - 1 sees, so nothing before `start` is asked for.
+        The request holds every block that a token after block start - 1 sees, so nothing before `start` is requested.
         """
         end = index = stop
         while index > max(start, self._first(end)):
@@ -57,7 +57,7 @@ class WindowRecords:
         return end
 
     def useful(self, wanted: Sequence[Wanted], records: Sequence[Record]) -> Sequence[Record]:
-        """Return all that was wanted, or nothing: the windows come last."""
+        """Return all records if everything wanted is there, otherwise none: the windows come last."""
         return all_or_none(wanted, records)
 
     def write(self, request_id: str, records: Sequence[Record]) -> None:
@@ -70,7 +70,7 @@ class WindowRecords:
     def new(self, request_id: str, prefix: Prefix, start: int, stop: int, is_kept: bool) -> list[tuple[int, Record]]:
         """Return the windows of the request's blocks start … stop - 1, unless host memory has them.
 
-        What the request has given up already is left out.
+        Blocks that the request has freed already are left out.
         """
         table, num_groups = self.memory.tables_of(request_id), self.memory.num_groups
         indices = range(max(start, table.first), min(stop, len(prefix)))
@@ -86,7 +86,7 @@ class WindowRecords:
 
 
 def window_key(key: bytes) -> bytes:
-    """Return the key of the windows of the block called `key`."""
+    """Return the key of the windows of the block with the key `key`."""
     return hashlib.sha256(key + b"window").digest()
 
 
@@ -97,6 +97,6 @@ def window_record(prefix: Prefix, index: int, payload: bytes) -> Record:
 
 
 def wanted_window(prefix: Prefix, index: int, payload_bytes: int) -> Wanted:
-    """Return what to ask for to get the windows of block `index`."""
+    """Return the Wanted for the windows of block `index`."""
     key, _, tokens = prefix.part(index)
     return Wanted(window_key(key), key, tokens, payload_bytes, Kind.WINDOW)

@@ -1,4 +1,4 @@
-"""Lesson 15. Validates the windows of a config.json; transformers 5 reads them in the same way."""
+"""Lesson 15. Validates the windows of a config.json, with the same rules as transformers 5."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,11 +8,11 @@ from mini_engine.checkpoint.config_schema import FULL, SLIDING, layer_types, rea
 from mini_engine.errors import UserError
 from mini_engine.values import shown
 
-DEFAULT_WINDOW = 4096  # what transformers takes where the file names none
+DEFAULT_WINDOW = 4096  # transformers' default if the file has none
 
 
 def read_windows(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the validated settings of config.json; UserError if they are malformed or another kind of model's."""
+    """Return the validated settings of config.json; UserError if malformed or for another kind of model."""
     settings = read_shape(raw, path)
     types = tuple(layer_types(raw))
     if other := next((kind for kind in types if kind not in (FULL, SLIDING)), None):
@@ -22,7 +22,7 @@ def read_windows(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
             f"{path} has {len(types)} layer_types for {settings['num_hidden_layers']} layers; give each layer one"
         )
     if SLIDING not in types:
-        raise UserError(f"{path} has no layers with a window; lesson 15 is about those, so use another lesson's script")
+        raise UserError(f"{path} has no layers with a window, which lesson 15 needs; use another lesson's script")
     if not raw.get("use_sliding_window") or raw.get("sliding_window", DEFAULT_WINDOW) is None:
         raise UserError(
             f"{path} has layers of type {SLIDING}, but no window; set use_sliding_window and sliding_window"
@@ -30,6 +30,6 @@ def read_windows(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     window = settings.get("sliding_window", DEFAULT_WINDOW)
     if window < 2:
         raise UserError(
-            f"{path} has sliding_window = {window}; give 2 or more: a query that sees only itself is no use"
+            f"{path} has sliding_window = {window}; give 2 or more, since a query that sees only itself is useless"
         )
     return settings | {"layer_types": types, "sliding_window": window}

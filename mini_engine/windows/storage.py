@@ -1,4 +1,4 @@
-"""Lesson 15. The storage of a model with windows: one pool for all groups, one allocator, and the memory of windows."""
+"""Lesson 15. The storage of a model with windows: one pool and one allocator for all groups, and the window memory."""
 
 from dataclasses import fields
 from functools import partial
@@ -20,7 +20,7 @@ from mini_engine.windows.window_config import WindowConfig
 
 
 def shape_of_pool(config: WindowConfig) -> Qwen3Config:
-    """Return the shape as the pool sees it: a block has K and V of one group, and knows of no window."""
+    """Return the shape for the pool: a block has K and V of one group's layers, and no window."""
     shape: dict[str, Any] = {field.name: getattr(config, field.name) for field in fields(Qwen3Config)}
     shape["num_hidden_layers"] = group_size(places_of(config.layer_types))
     return Qwen3Config(**shape)

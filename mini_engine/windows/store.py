@@ -1,4 +1,4 @@
-"""Lesson 15. A store whose layers read different tables: each layer finds its group's, and a kernel with its window."""
+"""Lesson 15. A store whose layers read different tables: each layer uses its group's, and a kernel with its window."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,14 +31,15 @@ class GroupedKv:
         config: says which layers have windows. kv: a pool with as many layers as group 0.
 
     Attributes:
-        places: of each layer. windows: how many keys a query of each layer sees. kernels: what each layer calls.
+        places: each layer's. windows: the number of keys a query of each layer sees. kernels: the one that each layer
+            calls.
     """
 
     def __init__(self, config: WindowConfig, kv: KvPool) -> None:
         self.kv = kv
         self.places: Sequence[Place] = places_of(config.layer_types)
         self.windows = [config.sliding_window if kind == SLIDING else EVERY_KEY for kind in config.layer_types]
-        kernel = cast(Kernel, kv.kernel)  # an engine's pool has one, not a bare function
+        kernel = cast(Kernel, kv.kernel)  # an engine's pool has a Kernel, not a bare function
         with_window = windowed(kernel, config.sliding_window)
         self.kernels = [kernel if window == EVERY_KEY else with_window for window in self.windows]
 
@@ -59,7 +60,7 @@ class GroupedKv:
 
     @property
     def direct(self) -> bool:
-        """Whether layers may write `layer_caches` and call the kernel without asking the store."""
+        """True if layers may write to `layer_caches` and call the kernel directly, bypassing the store."""
         return self.kv.direct
 
     @property
@@ -73,7 +74,7 @@ class GroupedKv:
         return self.kv.bytes
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write k and v `[T, H_kv, D]` where the layer's group has slots; slot_mapping `[G, T]` int64."""
+        """Write k and v `[T, H_kv, D]` into the slots of the layer's group; slot_mapping `[G, T]` int64."""
         group, index = self.places[layer]
         self.kv.set_kv(index, slot_mapping[group], k, v)
 
@@ -96,7 +97,7 @@ def with_groups(meta: ForwardMeta, tables: Sequence[Tensor]) -> GroupedMeta:
     """Add the tables of the window groups to a plan of group 0.
 
     Token i of a sequence is at offset `i % block_size` of block `i // block_size` in every group: only the ids differ.
-    So positions, lengths and all else are those of `meta`; `slot_mapping` and `block_table` have a row for each group.
+    So positions, lengths and everything else come from `meta`; `slot_mapping` and `block_table` have a row per group.
 
     Args:
         meta: its slot_mapping is `[T]`, its block_table `[S, max_blocks]`: those of group 0.

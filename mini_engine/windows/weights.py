@@ -1,4 +1,4 @@
-"""Lesson 15. Loads a checkpoint with windows: lesson 0's model, and lesson 0's reader. Only the config is another."""
+"""Lesson 15. Loads a checkpoint with windows through lesson 0's model and reader. Only the config differs."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ class WindowConfig(Qwen3Config):
     """The shape of a dense Qwen3 model with windows. Fields have the names they have in config.json.
 
     layer_types: FULL or SLIDING for each layer, in any order.
-    sliding_window: how many tokens a query of a sliding layer sees, its own included; at least 2.
+    sliding_window: the number of tokens a query of a sliding layer sees, its own included; at least 2.
     """
 
     has_windows: ClassVar[bool] = True
@@ -25,12 +25,12 @@ class WindowConfig(Qwen3Config):
 
     @classmethod
     def from_dir(cls, directory: Path) -> "WindowConfig":
-        """Read config.json of a checkpoint directory, and what generation_config.json adds if it exists.
+        """Read config.json of a checkpoint directory, and generation_config.json if it exists.
 
         Raises:
             UserError: a file is missing or malformed, or describes a model that cannot run here.
         """
-        from mini_engine.windows.schema import read_windows  # its library is needed only here
+        from mini_engine.windows.schema import read_windows  # pydantic-core is needed only here
 
         return cls(**fields_of(cls, read_settings(directory, read_windows)))
 

@@ -1,11 +1,11 @@
-"""Lesson 15. A request's blocks in the window groups: tables with holes where no later token can see.
+"""Lesson 15. A request's blocks in the window groups: tables with holes in place of blocks that no later token sees.
 
     tokens        0 …  3 | 4 …  7 | 8 … 11 | 12 … 15         block size 4, W = 6, 16 tokens computed
     full group         7        2        9        4
     window group       0        0        5        8          token 16 sees 11 … 16: the blocks before them are free
 
-A hole is the null block. Positions stay as they are, so a kernel finds token i where it would find it without holes,
-and only has to begin at the window.
+A hole is the null block. Positions do not change, so a kernel finds token i where it would without holes, and only has
+to begin at the window.
 """
 
 from array import array
@@ -24,8 +24,8 @@ class WindowTable:
     """The blocks of one request in all window groups. The groups grow and slide together.
 
     Attributes:
-        rows: for each group its blocks in the order of the tokens, int32, the null block where there is a hole.
-        first: how many blocks at the beginning are holes; all behind them are held.
+        rows: for each group its blocks in the order of the tokens, int32, with the null block for holes.
+        first: the number of leading holes; all later blocks are held.
     """
 
     def __init__(self, allocator: BlockAllocator, num_groups: int) -> None:
@@ -34,12 +34,12 @@ class WindowTable:
         self.first = 0
 
     def __len__(self) -> int:
-        """Blocks of one group, holes included."""
+        """Return the number of blocks of one group, holes included."""
         return len(self.rows[0])
 
     @property
     def num_held(self) -> int:
-        """Blocks held, in all groups."""
+        """The number of blocks held, in all groups."""
         return len(self.rows) * (len(self) - self.first)
 
     def at(self, index: int) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ class WindowTable:
         return tuple(row[index] for row in self.rows)
 
     def adopt(self, first: int, blocks: Sequence[Sequence[int]]) -> None:
-        """Begin the table with `first` holes, and behind them blocks that the allocator has counted already.
+        """Start the table with `first` holes, followed by blocks that are allocated already.
 
         Args:
             blocks: for each index, a block of each group.
@@ -58,17 +58,17 @@ class WindowTable:
         self.first = first
 
     def num_missing(self, num_blocks: int, first: int) -> int:
-        """Return how many blocks `grow` would allocate."""
+        """Return the number of blocks that `grow` would allocate."""
         return len(self.rows) * max(0, num_blocks - max(len(self), first))
 
     def grow(self, num_blocks: int, first: int = 0) -> None:
-        """Ensure that each group has at least `num_blocks` entries, by adding blocks, or holes, at the end.
+        """Ensure that each group has at least `num_blocks` entries by appending blocks or holes.
 
-        Entries that the table has already stay as they are, and a table that is long enough does not change.
+        Existing entries do not change, and a table that is long enough stays as it is.
 
         Args:
-            first: new entries before this index are holes: no block is allocated for them, and `self.first` is the
-                first index behind them. The caller sees to it that no block is held before a new hole.
+            first: new entries before this index are holes: no block is allocated for them, and `self.first` becomes the
+                first index after them. The caller ensures that no block is held before a new hole.
 
         Raises:
             OutOfBlocks: the pool has fewer free blocks than are missing in all groups together; nothing was changed.
@@ -82,9 +82,9 @@ class WindowTable:
             row.extend(blocks[group * each : (group + 1) * each])
 
     def slide(self, first: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Free the blocks before index `first` that are still held, and leave a hole in the place of each.
+        """Free the blocks before index `first` that are still held, and leave a hole in place of each.
 
-        No entry moves, and the table does not become longer: `first` may be beyond its end, or before `self.first`.
+        Entries do not move, and the table does not grow: `first` may be beyond its end, or before `self.first`.
 
         Returns:
             for each index that became a hole, in order: (index, the blocks that were there, one of each group).
@@ -98,7 +98,7 @@ class WindowTable:
         return gone
 
     def truncate(self, num_blocks: int) -> None:
-        """Keep the first `num_blocks` blocks of each group, and free the rest."""
+        """Keep the first `num_blocks` entries of each group, and free the rest."""
         for row in self.rows:
             self.allocator.free(row[max(num_blocks, self.first) :])
             del row[num_blocks:]

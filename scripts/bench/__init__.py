@@ -1,1 +1,1 @@
-"""Course machinery. The parts of scripts/bench.py: a module for each suite, and those that suites share."""
+"""Course machinery. The parts of scripts/bench.py: a module for each suite, and modules that suites share."""

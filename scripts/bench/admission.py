@@ -1,4 +1,4 @@
-"""Lesson 5. Suite `admission`: steps, preemptions and repeated work, by how much room is promised. No model."""
+"""Lesson 5. Suite `admission`: steps, preemptions and repeated work, by how much room admission reserves. No model."""
 
 import random
 

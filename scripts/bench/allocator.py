@@ -1,7 +1,7 @@
 """Course machinery. Suite `allocator`: allocate and free 64 blocks, all checks included, in pools of several sizes.
 
-The second table has no times: what a full pool can still place if a request's blocks lie anywhere, and if they must be
-one run.
+The second table has no times: how much a full pool can still place if a request's blocks may lie anywhere, and if they
+must be one run.
 """
 
 import random

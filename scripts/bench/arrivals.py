@@ -23,7 +23,7 @@ def generated(chats: Chats | None = None, seed: int = 0) -> list[Arrival]:
 
 
 def read_arrivals(path: Path) -> list[Arrival]:
-    """Return the requests of a trace, by time. Without times, all come at once.
+    """Return the requests of a trace, by time. Without times, all arrive at once.
 
     Raises:
         UserError: the file cannot be read, or is not such a trace.

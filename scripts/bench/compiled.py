@@ -1,4 +1,4 @@
-"""Lesson 3. Suite `compiled`: the Triton kernels compiled for GPUs that need not be here, and an H100 on paper.
+"""Lesson 3. Suite `compiled`: the Triton kernels compiled for GPUs without having one, and an H100's limits on paper.
 
 A kernel that needs more registers than a thread has spills them to memory: right answers at a fraction of the speed,
 and nothing on a CPU shows it.
@@ -38,7 +38,7 @@ def add_arguments(parser) -> None:
 class Load:
     """One call of the kernel: `num_seqs` sequences of `kv_len` keys, of which the last `q_len` are new.
 
-    launch: fields of the engine's launch that are something else here, to see what the compiler makes of it.
+    launch: fields of the engine's launch to override, to see what the compiler makes of them.
     """
 
     num_seqs: int
@@ -54,14 +54,14 @@ class Load:
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """The load's name in the table."""
         what = "decode" if self.q_len == 1 else "prefill"
         rows = "" if self.kv_dtype == "auto" else f" of {self.kv_dtype}"
         return f"{what} {self.num_seqs} x {self.kv_len:,}, {POINTERS[self.dtype][1:]}{rows}"
 
     @property
     def bytes_moved(self) -> int:
-        """The least bytes between memory and the chip: each key and value once, queries and results once."""
+        """The fewest bytes between memory and the chip: each key and value once, queries and results once."""
         element = 2 if self.dtype != "float32" else 4
         row = self.dim * element
         if self.kv_dtype != "auto":
@@ -79,11 +79,11 @@ class Load:
 
     @property
     def h100_seconds(self) -> float:
-        """What no kernel can beat on an H100: reading, or arithmetic."""
+        """The lower bound on an H100, in seconds: the time to read or to compute, whichever is longer."""
         return h100_seconds(self.bytes_moved, self.operations, self.dtype)
 
     def config(self, capability: int) -> LaunchConfig:
-        """The launch that the engine would choose for it, but for what `launch` says."""
+        """Return the engine's launch for this load, with the overrides in `launch`."""
         chosen = launch_config(
             num_rows=self.num_seqs * self.q_len,
             num_seqs=self.num_seqs,
@@ -124,9 +124,9 @@ def compile_merge(load: Load, capability: int) -> Compiled:
 
 
 def loads(prompts: tuple[tuple[str, int], ...]) -> Iterator[Load]:
-    """The loads of the table: a batch of decodes and a prompt in each dtype, and decodes over rows.
+    """Yield the loads of the table: a batch of decodes and a prompt in each dtype, and decodes over rows.
 
-    prompts: what a prompt's launch has instead of the engine's choice.
+    prompts: overrides of a prompt's launch.
     """
     for dtype in POINTERS:
         yield Load(32, 1, 2048, dtype)
@@ -136,7 +136,7 @@ def loads(prompts: tuple[tuple[str, int], ...]) -> Iterator[Load]:
 
 
 def can_run(load: Load, capability: int) -> bool:
-    """Whether a GPU of this compute capability knows the dtype: a T4 has no bfloat16."""
+    """Return True if a GPU of this compute capability supports the dtype: a T4 has no bfloat16."""
     return load.dtype != "bfloat16" or capability >= 80
 
 

@@ -1,4 +1,4 @@
-"""Lesson 10. The kernels between a layer's matrices, compiled for GPUs that need not be here, and a layer on paper.
+"""Lesson 10. The kernels between a layer's matrices, compiled for GPUs without having one, and a layer on paper.
 
 Part of suite `compiled`.
 """
@@ -42,7 +42,7 @@ class LayerLoad:
 
     @property
     def bytes_moved(self) -> dict[str, int]:
-        """The least bytes between memory and the chip for each launch, by name; attention is lesson 3's."""
+        """The fewest bytes between memory and the chip for each launch, by name; attention is lesson 3's."""
         rows, element = self.rows, self.element
         heads = (self.heads + 2 * self.kv_heads) * self.dim
         numbers = {name: n * k + rows * (n + k) for name, (k, n) in self.matrices.items()}
@@ -53,13 +53,13 @@ class LayerLoad:
         return {name: count * element + slots.get(name, 0) for name, count in numbers.items()}
 
     def h100_seconds(self, name: str) -> float:
-        """What no kernel of this name can beat on an H100: reading, or arithmetic."""
+        """Return the lower bound of a launch on an H100, in seconds: reading or computing, whichever is longer."""
         inputs, outputs = self.matrices.get(name, (0, 0))
         return h100_seconds(self.bytes_moved[name], 2 * self.rows * inputs * outputs, self.dtype)
 
 
 def compile_between(load: LayerLoad, capability: int) -> Iterator[tuple[str, int, Compiled]]:
-    """Compile each kernel as the engine would launch it. Yields its name in `bytes_moved`, its warps, what it needs."""
+    """Compile each kernel as the engine would launch it. Yield its name in `bytes_moved`, its warps and its needs."""
     from mini_engine.layers import layer_kernels as kernels
 
     pointer = POINTERS[load.dtype]
@@ -75,7 +75,7 @@ def compile_between(load: LayerLoad, capability: int) -> Iterator[tuple[str, int
 
 
 def layer_rows(load: LayerLoad, targets: list[int]) -> list[dict[str, Any]]:
-    """Return the table of one layer but for attention: its kernels for each target, and its matrices on paper."""
+    """Return the table of one layer without attention: its kernels for each target, and its matrices on paper."""
     rows = []
     for capability in targets:
         for name, warps, found in compile_between(load, capability):

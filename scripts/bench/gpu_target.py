@@ -1,6 +1,6 @@
-"""Lesson 3. Compiles a Triton kernel for a GPU that need not be here, and asks the assembler what it needs.
+"""Lesson 3. Compiles a Triton kernel for a GPU without having one, and asks the assembler what it needs.
 
-Triton compiles for any NVIDIA GPU without one, and ptxas, which its wheel brings, says what the result needs.
+Triton compiles for any NVIDIA GPU without one, and ptxas, which comes with its wheel, reports the result's needs.
 """
 
 import re
@@ -21,13 +21,13 @@ POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
 
 
 def h100_seconds(num_bytes: int, operations: int, dtype: str) -> float:
-    """Return what no kernel can beat on an H100: reading, or arithmetic."""
+    """Return the lower bound on an H100: the time to read or to compute, whichever is longer."""
     return max(num_bytes / H100_READ, operations / H100_MATRIX[dtype])
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiled kernel needs: registers of a thread, bytes that it spills, bytes of shared memory."""
+    """The needs of a compiled kernel: registers per thread, spilled bytes, bytes of shared memory."""
 
     registers: int
     spilled: int
@@ -37,7 +37,7 @@ class Compiled:
 def compile_for(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], capability: int) -> Compiled:
     """Compile a Triton kernel for a GPU of this compute capability, 90 for an H100, and ask ptxas what it needs.
 
-    types: of the arguments that are not int32 numbers. Pointers are taken to be multiples of 16, as torch's are.
+    types: of the arguments that are not int32 numbers. Pointers are assumed to be multiples of 16, like torch's.
 
     Raises:
         UserError: Triton cannot be imported, or interprets its kernels in this process.
@@ -64,7 +64,7 @@ def compile_for(kernel: Any, types: Mapping[str, str], constants: Mapping[str, A
 
 def assemble(ptxas: Path, ptx: str, capability: int) -> tuple[int, int]:
     """Return the registers of a thread and the bytes that it spills."""
-    arch = f"sm_{capability}{'a' if capability == 90 else ''}"  # a: with the instructions of this one generation
+    arch = f"sm_{capability}{'a' if capability == 90 else ''}"  # a: with the instructions of this generation only
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.ptx"
         file.write_text(ptx, encoding="utf-8")

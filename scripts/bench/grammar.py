@@ -1,4 +1,4 @@
-"""Lesson 7. Suite `grammar`: what a grammar adds to a step's sampling, and what compiling one takes."""
+"""Lesson 7. Suite `grammar`: the cost of a grammar in a step's sampling, and of compiling one."""
 
 import time
 

@@ -4,7 +4,7 @@
     hand-over        one prefill worker computes them; both processes have one thread
 
 A prompt arrives every few seconds, the same in all ways, which take turns. Gaps count from its arrival to its first
-token; `idle` is the median of those between. A second table has the transfers.
+token; `idle` is the median of the gaps in between. A second table has the transfers.
 """
 
 import time
@@ -41,15 +41,15 @@ LEAD = 0.25  # of the time between two prompts, before the first one
 ROOM = 4096  # of a step, and of a chunk, where a prompt is computed at once
 CHUNKS = {"no chunks": ROOM, "chunks of 512": 512, "chunks of 128": 128}
 HANDED = "hand-over"
-WARM_UP = (-1, -2)  # seeds of the prompts that each way computes alone, for none to be ahead; the last one is timed
+WARM_UP = (-1, -2)  # seeds of the prompts that each way first computes alone, as a warm-up; the last one is timed
 Row = dict[str, Any]
 
 
 @dataclass
 class Turn:
-    """What one way measured while the prompts of a turn came: all times in seconds."""
+    """The measurements of one way in a turn, in seconds."""
 
-    gaps: list[float] = field(default_factory=list)  # while a prompt was on its way
+    gaps: list[float] = field(default_factory=list)  # while a prompt was being computed
     idle: list[float] = field(default_factory=list)  # while none was
     firsts: list[float] = field(default_factory=list)
 
@@ -131,7 +131,7 @@ def prompt_of(seed: int, num_tokens: int) -> list[int]:
 
 
 def alone(engine: Engine, args: Namespace) -> float:
-    """Return the seconds that a prompt takes with nothing beside it, after one to warm up."""
+    """Return the seconds that a prompt takes with nothing else running, after one to warm up."""
     for seed in WARM_UP:
         begun = time.perf_counter()
         request = engine.add_request("alone", prompt_of(seed, args.tokens), SamplingParams(temperature=0, max_tokens=1))
@@ -141,7 +141,7 @@ def alone(engine: Engine, args: Namespace) -> float:
 
 
 def taken(engine: Engine, threads: int, args: Namespace, pause: float, number: int) -> Turn:
-    """Let answers run, and prompts arrive; return the gaps between two tokens, and when first tokens came."""
+    """Let answers run and prompts arrive; return the gaps between tokens and the times of first tokens."""
     torch.set_num_threads(threads)
     turn, long = Turn(), SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)
     answers = [engine.add_request(f"a{i}", prompt_of(10**6 + 100 * number + i, BEHIND), long) for i in range(ANSWERS)]
@@ -190,7 +190,7 @@ def row(name: str, turns: list[Turn]) -> Row:
 
 
 def transferred(engine: Engine, args: Namespace) -> list[Row]:
-    """Return what the transfers took, and what copying a prompt's blocks takes. The engine is of no use afterwards."""
+    """Return the times of the transfers, and of copying a prompt's blocks. The engine is unusable afterwards."""
     connector = connector_of(engine)
     counts = connector.stats[0].events
     blocks = list(range(1, 1 + (args.tokens - 1) // BLOCK))

@@ -1,8 +1,8 @@
-"""Course machinery. Suite `histories`: decode behind long texts, ours beside transformers: full, windows, latents.
+"""Course machinery. Suite `histories`: decode after long texts, ours and transformers': full, windows, latents.
 
-Ours decodes behind random keys and values that were never computed, which take as long to read; transformers' cache is
-filled by its own prefill, once, and repeated for a batch. Both then take turns. The bytes of K and V that a step must
-read, divided by the time that a step takes beyond one without history, are the bandwidth of attention.
+Ours decodes after random keys and values that were never computed, which take as long to read; transformers' cache is
+filled by its own prefill, once, and repeated for a batch. Both then take turns. Attention's bandwidth is the bytes of K
+and V that a step must read, divided by the time that a step takes longer than one without history.
 """
 
 import copy
@@ -39,7 +39,7 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--histories", type=whole_number(1), nargs="+", default=[4096], metavar="N", help="default: 4096"
     )
-    parser.add_argument("--no-transformers", action="store_true", help="ours alone; a prefill of its own takes minutes")
+    parser.add_argument("--no-transformers", action="store_true", help="only ours; transformers' prefill takes minutes")
 
 
 def run(args: Namespace) -> Report:
@@ -65,7 +65,7 @@ def place_of(kind: str, dtype: str) -> Path:
 
 
 def rows_of(kind: str, place: Path, history: int, args: Namespace) -> list[dict[str, Any]]:
-    """Return a row for each batch behind one history."""
+    """Return a row for each batch after one history."""
     rounds = args.rounds or (2 if args.quick else 7)
     rows, filled = [], None
     if not args.no_transformers:
@@ -99,8 +99,8 @@ def rows_of(kind: str, place: Path, history: int, args: Namespace) -> list[dict[
 
 
 def history_bytes(engine: Engine, history: int) -> int:
-    """Return the bytes of K and V (or of latents) that one decode must read behind a history."""
-    config: Any = engine.config  # one with windows has more fields
+    """Return the bytes of K and V (or of latents) that one decode must read after a history."""
+    config: Any = engine.config  # a WindowConfig has more fields
     dtype = engine.runner.model.dtype
     every = config.kv_bytes_per_token(dtype)
     if not config.has_windows:

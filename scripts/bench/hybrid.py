@@ -1,10 +1,10 @@
-"""Course machinery. Suite `hybrid`: memory, checkpoints, a second request, and decode beside transformers.
+"""Course machinery. Suite `hybrid`: memory, checkpoints, a second request, and decode against transformers.
 
     memory       bytes against sequence length: Qwen3's K and V, and a hybrid's K, V and state
     checkpoints  tokens found and bytes kept against the checkpoint interval
-    copies       what it costs to copy one request's states
-    second       time to the first token of a prompt that was asked before, beside the first time
-    decode       tokens/s at 1, 8 and 16 sequences beside transformers, and the limit that memory sets
+    copies       the cost of copying one request's states
+    second       time to the first token of a repeated prompt, and of the same prompt when it was new
+    decode       tokens/s at 1, 8 and 16 sequences, ours and transformers', and the limit set by memory
     step         where a decode step's processor time goes: feed-forward, delta nets, other matrices, everything else
 
 All contenders run the same random weights in one process and take turns.
@@ -117,9 +117,9 @@ def memory_rows(config: HybridConfig, dtype: torch.dtype) -> list[dict[str, Any]
 
 
 def checkpoint_rows(config: HybridConfig, dtype: torch.dtype, quick: bool) -> list[dict[str, Any]]:
-    """Return, for each interval, what chats and shared prompts find, and the checkpoints that are kept for it.
+    """Return, for each interval, the tokens that chats and shared prompts find, and the checkpoints kept for it.
 
-    Only the manager runs, on numbers: what is found does not depend on the weights.
+    Only the manager runs, on numbers: hits do not depend on the weights.
     """
     load, rows = conversation(40 if quick else 200), []
     for interval in (0, *INTERVALS):

@@ -1,6 +1,6 @@
-"""Course machinery. For suite `hybrid`: what copies, prompts that come again, and decode steps take.
+"""Course machinery. For suite `hybrid`: times of copies, repeated prompts and decode steps.
 
-Decode is measured behind prompts of PROMPT tokens. All contenders run the same random weights in one process.
+Decode is measured after prompts of PROMPT tokens. All contenders run the same random weights in one process.
 """
 
 import random
@@ -34,7 +34,7 @@ OURS, HF, READ = "ours", "transformers", "read"
 
 
 def copy_rows(config: HybridConfig, args: Namespace) -> list[dict[str, Any]]:
-    """Return the time of `copy_states` and `reset_states`, beside reading as many bytes."""
+    """Return the time of `copy_states` and `reset_states`, and of reading as many bytes."""
     dtype = DTYPES[args.dtype]
     pool = GdnPool.for_model(config, 8, dtype=dtype, max_track_slots=8)
     size = config.state_bytes(dtype)
@@ -64,7 +64,7 @@ def fast_engine(directory: Path, args: Namespace, batch: int, length: int, **opt
 
 
 def second_rows(directory: Path, args: Namespace) -> list[dict[str, Any]]:
-    """Return the time to the first token of a prompt that is new, and of the same prompt again."""
+    """Return the time to the first token of a new prompt, and of the same prompt repeated."""
     lengths = (256,) if args.quick else (256, 1024)
     engine = fast_engine(directory, args, 4, max(lengths) * (args.rounds or 5) * 2, max_track_slots=64)
     rows, chance = [], random.Random(0)
@@ -79,7 +79,7 @@ def second_rows(directory: Path, args: Namespace) -> list[dict[str, Any]]:
 
 
 def decode_rows(directory: Path, args: Namespace) -> list[dict[str, Any]]:
-    """Return decode speed beside transformers' by batch size. Both decode behind a prompt of PROMPT tokens."""
+    """Return our and transformers' decode speed by batch size. Both decode after a prompt of PROMPT tokens."""
     rows = []
     hf = load_hf(directory, args.dtype)
     engine = fast_engine(directory, args, max(args.batches), PROMPT + 4 * NEW, enable_prefix_caching=False)
@@ -120,7 +120,7 @@ def some_prompts(config: HybridConfig, count: int) -> list[list[int]]:
 
 
 def begin(engine: Engine, prompts: list[list[int]], max_tokens: int) -> None:
-    """End the requests that there are, add these, and run until all of them decode."""
+    """End all requests, add these, and run until all of them decode."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     for request_id in list(engine.scheduler.requests):
         engine.abort(request_id)
@@ -130,7 +130,7 @@ def begin(engine: Engine, prompts: list[list[int]], max_tokens: int) -> None:
 
 
 def our_decode(engine: Engine, prompts: list[list[int]]) -> Callable[[], float]:
-    """Return a run of NEW decode steps behind the prompts."""
+    """Return a run of NEW decode steps after the prompts."""
 
     def run() -> float:
         begin(engine, prompts, 3 * NEW)
@@ -140,7 +140,7 @@ def our_decode(engine: Engine, prompts: list[list[int]]) -> Callable[[], float]:
 
 
 def their_decode(hf, prompts: list[list[int]]) -> Callable[[], float]:
-    """Return a run of NEW decode steps of transformers behind the prompts, with its own cache."""
+    """Return a run of NEW decode steps of transformers after the prompts, with its own cache."""
 
     @torch.inference_mode()
     def run() -> float:

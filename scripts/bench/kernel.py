@@ -21,7 +21,7 @@ from mini_engine.kv.block_table import NULL_BLOCK
 
 NUM_SEQS, KV_LEN = 16, 2048
 HEADS, KV_HEADS, DIM, DTYPE = 16, 8, 128, torch.bfloat16  # Qwen3-0.6B's
-SCALAR = "scalar C++"  # what paged_cpu.cpp opens with; no user can choose it
+SCALAR = "scalar C++"  # the baseline in paged_cpu.cpp; users cannot choose it
 FLEX_PAGE = 128  # keys per page of FlexAttention, its default block size
 
 
@@ -66,7 +66,7 @@ class Batch:
 
 
 def make_batch(num_seqs: int, kv_len: int, device: str = "cpu", block_size: int = 16, shared: int = 0) -> Batch:
-    """Return a batch of random K and V, with each sequence's blocks scattered as in a pool that has been in use.
+    """Return a batch of random K and V, with each sequence's blocks scattered as in a pool after some use.
 
     Whole blocks of the first `shared` keys are the same for all.
     """

@@ -1,7 +1,7 @@
-"""Course machinery. Suite `kv_dtype`: int8 and int4 K and V beside full precision: predictions, memory, attention.
+"""Course machinery. Suite `kv_dtype`: int8 and int4 K and V against full precision: predictions, memory, attention.
 
-    quality    NLL and KL against full precision, on held-out text and on a random model; plain int4 is what goes wrong
-    answers    how many tokens change, beside KL
+    quality    NLL and KL against full precision, on held-out text and on a random model; with plain int4
+    answers    the number of tokens that change, and KL
     methods    KL by method of rounding and bits, which --plot draws
     memory     bytes a token takes, and tokens per GiB
     attention  one layer's attention over long histories, in the C++ kernel
@@ -50,7 +50,7 @@ Row = dict[str, Any]
 def add_arguments(parser) -> None:
     """Add this suite's options."""
     add_choice(parser, "parts", PARTS)
-    parser.add_argument("--text", type=Path, metavar="FILE", help="compare the pocket model's predictions over it, too")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="also compare the pocket model's predictions over it")
     add_threads(parser, default=1)
 
 
@@ -173,7 +173,7 @@ def decode_rows(args: Namespace) -> list[Row]:
 
 
 def timed(title: str, contenders: dict[str, Callable[[], Any]], args: Namespace) -> list[Row]:
-    """Return a row for each contender; × is the speed beside the first."""
+    """Return a row for each contender; × is the speed relative to the first."""
     timings = take_turns(contenders, args.rounds or (9 if args.quick else 41), title, clock_of(args))
     first = next(iter(timings.values())).median
     return [

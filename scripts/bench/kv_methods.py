@@ -1,7 +1,7 @@
 """Course machinery. Parts `answers` and `methods` of suite `kv_dtype`: choices and KL, by method and by bits.
 
 Numbers are rounded and then stored in full precision, so that any method can be tried; `mini_engine/quantized` packs
-what the engine offers. Each group of numbers gets 2^bits levels between its least and its largest one.
+the engine's own formats. Each group of numbers gets 2^bits levels between its least and its largest number.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def turned(x: Tensor, bits: int, group: int = 0) -> Tensor:
 
 
 class Method(NamedTuple):
-    """How keys and values are rounded, and how many of them share a step and a least number: two float16."""
+    """A rounding of keys and of values, and how many numbers share a step and a least number: two float16."""
 
     of_k: Rounding
     of_v: Rounding
@@ -63,7 +63,7 @@ class Method(NamedTuple):
     share_v: int
 
     def stored(self, bits: int) -> float:
-        """Return the bits that are stored for a number, its share of step and least number included."""
+        """Return the bits stored per number, its share of step and least number included."""
         return bits + fmean((32 / self.share_k, 32 / self.share_v))
 
 
@@ -79,14 +79,14 @@ METHODS = {
 
 
 class RoundingPool(KvPool):
-    """Lesson 3's pool, of numbers that were rounded first."""
+    """Lesson 3's pool with numbers that were rounded first."""
 
     direct = False
     bits: int
     method: Method
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """As in lesson 3, rounded first."""
+        """Write as in lesson 3, rounded first."""
         method = self.method
         super().set_kv(layer, slot_mapping, method.of_k(k, self.bits), method.of_v(v, self.bits))
 

@@ -1,7 +1,7 @@
-"""Course machinery. Measures what a compressed KV pool does to predictions: NLL and KL against full precision.
+"""Course machinery. Measures the effect of a compressed KV pool on predictions: NLL and KL against full precision.
 
-A text is run in one step, and every token attends to keys and values as the pool gives them back, its own included.
-Comparing tokens would show nothing: a model that leads by wide margins chooses the same ones from far worse K and V.
+A text is run in one step, and every token attends to keys and values as the pool returns them, its own included.
+Comparing tokens would show nothing: with wide margins, a model chooses the same ones from far worse K and V.
 """
 
 import functools
@@ -34,8 +34,8 @@ from mini_engine.quantized.pool import RowKvPool
 from mini_engine.text.tokenizer import Tokenizer
 
 BLOCK_SIZE = 16
-PIECE = 512  # tokens of a file that are one text
-OUTLIER = 16.0  # the size of one channel of every key beside the others
+PIECE = 512  # tokens of one text cut from a file
+OUTLIER = 16.0  # the size of one channel of every key relative to the others
 STD = 0.1
 RANDOM = Qwen3Config(
     vocab_size=256,
@@ -49,7 +49,7 @@ RANDOM = Qwen3Config(
 
 
 class Quality(NamedTuple):
-    """What a pool does to predictions, over all tokens of some texts.
+    """The quality of predictions with a pool, over all tokens of some texts.
 
     nll: mean negative log likelihood of the texts' own tokens, in nats. kl: mean KL divergence from full precision's
     distribution, in nats. worst: the largest KL divergence at one token.
@@ -61,22 +61,22 @@ class Quality(NamedTuple):
 
 
 class PlainInt4KvPool(KvPool):
-    """What goes wrong: K and V rounded to 16 levels between the least and the largest number of a token and head."""
+    """The bad example: K and V rounded to 16 levels between the least and the largest number of a token and head."""
 
     direct = False
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """As in lesson 3, rounded first."""
+        """Write as in lesson 3, rounded first."""
         super().set_kv(layer, slot_mapping, to_16_levels(k), to_16_levels(v))
 
 
 class Fp8KvPool(KvPool):
-    """The other 8 bits: K and V rounded to float8_e4m3fn, with a scale for each token and head, as int8 has."""
+    """The other 8 bits: K and V rounded to float8_e4m3fn, with a scale for each token and head, like int8."""
 
     direct = False
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """As in lesson 3, rounded first."""
+        """Write as in lesson 3, rounded first."""
         super().set_kv(layer, slot_mapping, to_fp8(k), to_fp8(v))
 
 
@@ -106,7 +106,7 @@ def pools(model: Qwen3ForCausalLM, num_blocks: int) -> dict[str, KvPool]:
 
 
 def compare(model: Qwen3ForCausalLM, texts: Sequence[list[int]]) -> dict[str, Quality]:
-    """Return the quality of each kind of pool over some texts; "full" is what the others are compared with."""
+    """Return the quality of each kind of pool over some texts; "full" is the reference."""
     num_blocks = 1 + sum(-(-len(ids) // BLOCK_SIZE) for ids in texts)
     found = {name: logits_of(model, texts, pool) for name, pool in pools(model, num_blocks).items()}
     return {name: quality(found["full"], other, texts) for name, other in found.items()}
@@ -114,7 +114,7 @@ def compare(model: Qwen3ForCausalLM, texts: Sequence[list[int]]) -> dict[str, Qu
 
 @torch.inference_mode()
 def logits_of(model: Qwen3ForCausalLM, texts: Sequence[list[int]], pool: KvPool) -> Tensor:
-    """Return what the model predicts after each token of each text: logits `[T, vocab_size]`, on the CPU."""
+    """Return the predictions after each token of each text: logits `[T, vocab_size]`, on the CPU."""
     allocator = BlockAllocator(pool.num_blocks, BLOCK_SIZE)
     requests = [PackedRequest(ids, BlockTable(allocator)) for ids in texts]
     reserve_all(requests)
@@ -146,7 +146,7 @@ def held_out(most: int | None = None) -> tuple[Qwen3ForCausalLM, list[list[int]]
 
 
 def text_of(path: Path) -> tuple[Qwen3ForCausalLM, list[list[int]]]:
-    """Return the pocket model, and a file's text in pieces: text that is unlike what the model has learned.
+    """Return the pocket model, and a file's text in pieces: text unlike the training text.
 
     Raises:
         UserError: the file cannot be read as UTF-8, or has no two tokens.

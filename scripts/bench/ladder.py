@@ -1,4 +1,4 @@
-"""Course machinery. Suite `ladder`: what each lesson bought, all on the same work and with the same tokens.
+"""Course machinery. Suite `ladder`: the gain of each lesson, all on the same work and with the same tokens.
 
     python scripts/bench.py ladder                    # a table
     python scripts/bench.py ladder --plot mine.svg    # and a picture

@@ -1,7 +1,7 @@
 """Course machinery. Suite `latents`: bytes of a token, requests at once, and both ways to read latents.
 
-    bytes     what a token takes in public models
-    requests  how many requests run at once in the same pool
+    bytes     per token in public models
+    requests  the number that run at once in the same pool
     reading   one layer's attention, expanded and absorbed, by the length of the query and of the history
     step      decode with all latents expanded, and with none
 
@@ -47,7 +47,7 @@ def run(args: Namespace) -> Report:
 
 
 def draw(report: Report, path: Path) -> None:
-    """Draw how much longer expanding takes than absorbing, by the length of the query, beside what is counted."""
+    """Draw how much longer expanding takes than absorbing, by the length of the query, measured and counted."""
     from scripts.bench.plot import BAR, MUTED, SERIES, canvas
 
     name, shape = list(SHAPES.items())[-1]

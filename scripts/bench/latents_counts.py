@@ -1,8 +1,8 @@
-"""Course machinery. For suite `latents`: what a token takes in public models, and how many requests that lets run.
+"""Course machinery. For suite `latents`: bytes per token in public models, and how many requests fit.
 
 Layers, heads and sizes: the defaults of transformers 5.23's `LlamaConfig` (Llama 2 7B), `Qwen3NextConfig`,
 `DeepseekV3Config` and `MiniCPM3Config`, which are those of the models; config.json of Llama 3 8B and of Qwen3-8B on
-huggingface.co; Megatron Bridge's `KimiK2Provider`. Models with windows are those of `windows_counts`.
+huggingface.co; Megatron Bridge's `KimiK2Provider`. Models with windows come from `windows_counts`.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ BLOCK_SIZE, CHUNK, ANSWER = 16, 512, 1024
 
 @dataclass(frozen=True)
 class Model:
-    """What a model keeps. numbers: of a token, in each of `layers`. state_bytes: of a request, whatever its length."""
+    """A model's memory. numbers: per token, in each of `layers`. state_bytes: per request, whatever its length."""
 
     name: str
     kind: str
@@ -53,7 +53,7 @@ def latents(name: str, layers: int, rank: int, rope: int) -> Model:
 
 
 def expanded(name: str, layers: int, num_heads: int, nope: int, rope: int, v: int) -> Model:
-    """Return the same model with what its latents become: a key and a value for each head."""
+    """Return the same model with expanded latents: a key and a value for each head."""
     return Model(f"{name}, expanded", "heads", layers, num_heads * (nope + rope + v))
 
 
@@ -96,7 +96,7 @@ def model_rows(length: int) -> list[dict[str, Any]]:
 
 
 def request_rows(quick: bool) -> list[dict[str, Any]]:
-    """Return how many requests decode at once in pools of the same size, by what a token takes."""
+    """Return the number of requests that decode at once in pools of the same size, by bytes per token."""
     lengths = (1024,) if quick else (1024, 4096)
     cases = [(POCKETS, 2**24, 256)] + [((LLAMA_2, QWEN, MINICPM, DEEPSEEK), 16 * GIB, length) for length in lengths]
     return [
@@ -113,7 +113,7 @@ def request_rows(quick: bool) -> list[dict[str, Any]]:
 
 
 def at_once(model: Model, num_bytes: int, length: int) -> int:
-    """Let lesson 5's scheduler run more requests than fit. Return the most that it runs in one step."""
+    """Give lesson 5's scheduler more requests than fit. Return the most that it runs in one step."""
     manager = KvCacheManager(num_bytes // (BLOCK_SIZE * model.token_bytes), BLOCK_SIZE)
     limits = SchedulerConfig(max_num_seqs=1024, max_num_batched_tokens=2048, chunked_prefill_size=CHUNK)
     scheduler = Scheduler(manager, limits)

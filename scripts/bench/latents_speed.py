@@ -37,7 +37,7 @@ EXPANDED, ABSORBED = "expanded", "absorbed"
 
 @dataclass(frozen=True)
 class LatentShape:
-    """A model of random weights, and what to measure with it.
+    """A model of random weights, and the measurements to make with it.
 
     decode: lengths of histories. chunks: of sequences, whose last q_lens tokens are queries. step: as `decode`.
     """
@@ -50,7 +50,7 @@ class LatentShape:
 
     @property
     def words(self) -> str:
-        """What a table's reader must know of it."""
+        """A description for the table's reader."""
         c = self.config
         return (
             f"{c.num_attention_heads} heads of {c.qk_nope_head_dim} + {c.qk_rope_head_dim} and {c.v_head_dim} numbers, "
@@ -123,7 +123,7 @@ class OneLayer:
         return self.store.absorbed(0, self.q, self.kv_b, self.tables)
 
     def expanded(self) -> Tensor:
-        """Make every sequence's latents keys and values first."""
+        """Expand every sequence's latents to keys and values first."""
         return expand_all(self.store, 0, self.q, self.kv_b, self.tables)
 
 
@@ -133,7 +133,7 @@ def one_layer(config: LatentConfig) -> LatentConfig:
 
 
 def expand_all(store: LatentKv, layer: int, q: Tensor, kv_b: Tensor, tables: Tables) -> Tensor:
-    """Return attention `[T, H, v]` over expanded latents, whatever that costs."""
+    """Return attention `[T, H, v]` over expanded latents, even where absorbing is cheaper."""
     caches = store.kv.K[layer], store.kv.V[layer]
     starts, kv_lens = tables.cu_seqlens_q.tolist(), tables.seq_lens_kv.tolist()
     parts = [
@@ -176,7 +176,7 @@ def reading_rows(args: Namespace) -> list[dict[str, Any]]:
 
 
 def crossing_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return from how many queries on expanding is faster, as counted and as measured."""
+    """Return the number of queries from which expanding is faster, counted and measured."""
     found = []
     chunks = [row for row in rows if row["part"] == "reading" and row["sequences"] == 1]
     ordered = sorted(chunks, key=lambda row: (row["case"], row["tokens"], row["queries"]))
@@ -190,7 +190,7 @@ def crossing_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def crossing(points: Sequence[tuple[int, float]]) -> float | None:
-    """Return where the ratio falls below 1, on straight lines between points in logarithms; None if it never does."""
+    """Return where the ratio falls below 1, interpolated linearly in logarithms; None if it never does."""
     for (q, ratio), (next_q, next_ratio) in pairwise(points):
         if ratio >= 1 > next_ratio:
             part = math.log(ratio) / (math.log(ratio) - math.log(next_ratio))
@@ -202,7 +202,7 @@ def crossing(points: Sequence[tuple[int, float]]) -> float | None:
 
 
 class ExpandedKv(LatentKv):
-    """A store that expands everything, as an engine would that had no second way."""
+    """A store that always expands, like an engine with only that way."""
 
     def attend_latents(self, layer: int, q: Tensor, kv_b: Tensor, meta: ForwardMeta) -> Tensor:
         """Return attention of q over expanded latents."""
@@ -237,7 +237,7 @@ def steps_of(engine: Engine) -> Callable[[], Any]:
 
 
 def engine_behind(config: LatentConfig, args: Namespace, history: int, rounds: int, way: str) -> Engine:
-    """Return an engine whose request decodes behind `history` tokens that were never computed."""
+    """Return an engine whose request decodes after `history` tokens that were never computed."""
     torch.manual_seed(0)
     model = LatentForCausalLM(config)
     for weight in model.parameters():

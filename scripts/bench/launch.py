@@ -1,9 +1,9 @@
-"""Lesson 10. Suite `launch`: what the host does in a decode step, in operations launched and in time.
+"""Lesson 10. Suite `launch`: the host's work in a decode step, in launched operations and in time.
 
 On a CPU, host and device are one processor, so the host's part is measured on a twin of the model: the same operations
 in as many layers, but two numbers wide, with attention that returns its queries, so that there is next to nothing to
-compute. A replay does nothing at all here; on a GPU it is one call, whose time is extra. The kernels of fused layers do
-nothing either, but each is counted. One thread, like a host's.
+compute. A replay is a no-op here; on a GPU it is one call, whose time is extra. The kernels of fused layers are no-ops
+too, but each is counted. One thread, like a host's.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class Operations(TorchDispatchMode):
 
 
 def shares_memory(out: Any, args: tuple) -> bool:
-    """Whether the result is a view of the first argument or that argument itself (a cast to its own dtype)."""
+    """Return True if the result is a view of the first argument or that argument itself (a cast to its own dtype)."""
     outs = out if isinstance(out, tuple | list) else (out,)
     tensors = [x for x in (*outs, *args[:1]) if isinstance(x, torch.Tensor)]
     return len(tensors) > 1 and len({x.untyped_storage().data_ptr() for x in tensors}) == 1
@@ -93,7 +93,7 @@ def twin_of(config, layers: int, fused: bool = False):
     """Return a model with `layers` layers that computes next to nothing; the layers may be lesson 10's fused ones."""
     twin = Qwen3ForCausalLM(replace(config, **TWIN, num_hidden_layers=layers)).requires_grad_(False)
     for weight in twin.parameters():
-        weight.zero_()  # whatever memory holds may be no number, from which no token is chosen
+        weight.zero_()  # uninitialized memory may hold NaN, from which no token can be chosen
     return fuse(twin, CountedLayers()) if fused else twin
 
 
@@ -111,7 +111,7 @@ def engine_of(model, batch: int, replayed: bool, kernel: Callable[..., torch.Ten
 
 
 def operations_of(engine) -> int:
-    """Count what the host launches in one step: torch operations and calls of kernels that torch does not see."""
+    """Count the host's launches in one step: torch operations and calls of kernels that torch does not see."""
     kernels = [engine.runner.pool.kernel, getattr(engine.runner.model.model.norm, "kernels", None)]
     unseen = [kernel for kernel in kernels if kernel is not None]
     before = sum(kernel.calls for kernel in unseen)

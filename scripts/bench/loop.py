@@ -88,7 +88,7 @@ def run(args) -> Report:
 
 
 def gain(timings, stages: list[int], length: int) -> list[str]:
-    """Say what the last stage gains over the first at the longest text."""
+    """Describe the last stage's gain over the first at the longest text."""
     if len(stages) < 2:
         return []
     times = timings[stages[0], length].median / timings[stages[-1], length].median

@@ -23,7 +23,7 @@ from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.loading import load
 
 REQUESTS, SHORTEST, LONGEST = 256, 100, 1024
-FULL = 0.9  # a step counts as full while so many of the requests decode in it
+FULL = 0.9  # a step counts as full while at least this share of the requests decodes in it
 
 
 def add_arguments(parser) -> None:
@@ -43,7 +43,7 @@ def jobs_of(vocab_size: int, quick: bool) -> Jobs:
 
 
 def figures(engine, jobs: Jobs, fixed: int, per_token: int, read: float) -> dict[str, Any]:
-    """Run the jobs once. Returns tokens/s, and the time and the share of `read` of steps in which nearly all decode.
+    """Run the jobs once. Return tokens/s, and the time and the share of `read` of steps in which nearly all decode.
 
     Args:
         fixed: bytes that every step reads. per_token: bytes of K and V. read: bytes/s.
@@ -63,12 +63,12 @@ def figures(engine, jobs: Jobs, fixed: int, per_token: int, read: float) -> dict
 
 
 def is_full(step: Step, count: int) -> bool:
-    """Whether a step only decodes, and for nearly all of the requests."""
+    """Return True if a step only decodes, and for nearly all of the requests."""
     return not step.prefill_tokens and len(step.tokens) >= FULL * count
 
 
 def run(args: Namespace) -> Report:
-    """Measure the load with captured and with eager steps, as far as the device has them."""
+    """Measure the load with captured and with eager steps, as far as the device supports them."""
     device, rows = pick_device(args.device), []
     path = checkpoint_of(args)
     fixed = weight_bytes(path, DTYPES[args.dtype].itemsize)
@@ -78,7 +78,7 @@ def run(args: Namespace) -> Report:
         jobs = jobs_of(model.config.vocab_size, args.quick)
         per_token = model.config.kv_bytes_per_token(DTYPES[args.dtype])
         engine = engine_for(model, jobs, **options)
-        watch(ours(engine), [[(ids, 4) for ids, _ in jobs[:4]]])  # compiles what prompts need
+        watch(ours(engine), [[(ids, 4) for ids, _ in jobs[:4]]])  # compiles the kernels for prompts
         rows.append({"ours": name} | figures(engine, jobs, fixed, per_token, args.rates.read))
         engine.runner.close()
     total = sum(len(ids) for ids, _ in jobs), sum(wanted for _, wanted in jobs)

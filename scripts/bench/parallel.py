@@ -1,8 +1,8 @@
-"""Lesson 18. Suite `parallel`: a step of one process beside the same step of two that share the model.
+"""Lesson 18. Suite `parallel`: a step of one process against the same step of two that share the model.
 
-    decode, prefill  one process with one thread, one with two, and two ranks with one each, which reach each other
-                     through shared memory or by way of gloo; all in turn
-    exchange         the collectives of a step and their bytes, counted, beside what the shapes say; the share of its
+    decode, prefill  one process with one thread, one with two, and two ranks with one each, connected
+                     through shared memory or gloo; all in turn
+    exchange         the collectives of a step and their bytes, counted and derived from the shapes; the share of its
                      time. The last layer adds up only the rows whose logits are needed
 
 All contenders run lesson 9's layers. Ranks sleep while others run.
@@ -35,7 +35,7 @@ from mini_engine.ranks.processes import Ranks
 from mini_engine.ranks.shard import bytes_per_step, gathered_bytes_per_step
 
 BATCHES = (1, 8)
-HISTORY, PREFILL, STEPS = 32, 256, 12  # steps in a turn: after the first, threads of others sleep
+HISTORY, PREFILL, STEPS = 32, 256, 12  # steps in a turn: after the first, other contenders' threads sleep
 BLOCK = 16
 Row = dict[str, Any]
 
@@ -55,7 +55,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args: Namespace) -> Report:
-    """Time the steps, and count what they exchange."""
+    """Time the steps and count their exchanges."""
     path, dtype = model_of(args), getattr(torch, args.dtype)
     with ExitStack() as stack:
         ranks = {name: started(stack, path, dtype, name) for name in ("memory", "gloo")}
@@ -112,7 +112,7 @@ def as_rows(title: str, calls: dict[str, Callable[[], None]], rounds: int, steps
 
 
 def engine_of(one: Contender, num_tokens: int) -> Engine:
-    """Return an engine that shares no prefixes, with room for so many tokens."""
+    """Return an engine that shares no prefixes, with room for `num_tokens` tokens."""
     limits = SchedulerConfig(max_num_batched_tokens=1024, chunked_prefill_size=1024, watermark=0.0)
     num_blocks = 2 + 2 * -(-num_tokens // BLOCK)
     config = EngineConfig(num_blocks=num_blocks, block_size=BLOCK, scheduler_config=limits, enable_prefix_caching=False)
@@ -120,7 +120,7 @@ def engine_of(one: Contender, num_tokens: int) -> Engine:
 
 
 def decoder(one: Contender, batch: int, rounds: int) -> Callable[[], None]:
-    """Return a call of STEPS decode steps of so many requests, behind their prompts."""
+    """Return a call of STEPS decode steps of `batch` requests, after their prompts."""
     wanted = STEPS * (rounds + 3)
     engine = engine_of(one, batch * (HISTORY + wanted + BLOCK))
     params = SamplingParams(temperature=0, max_tokens=wanted, ignore_eos=True)
@@ -183,7 +183,7 @@ def exchanged(name: str, ranks: Ranks, dtype: torch.dtype) -> list[Row]:
 
 
 def sentence(row: Row) -> str:
-    """Say what a step exchanged."""
+    """Describe the exchanges of a step."""
     return (
         f"{row['step']}: {row['collectives']:g} collectives of {row['bytes'] / 2**10:g} KiB together "
         f"(theory: at most {row['theory'] / 2**10:g}), {row['share']:.0%} of the step, {row['µs a call']:.0f} µs each"

@@ -21,11 +21,11 @@ from scripts import ROOT
 WORKER = ("-m", "scripts.bench.peer_worker")
 TAIL = 300  # characters to show of a dead process's last output
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-WAITING = "OMP_WAIT_POLICY"  # scripts.smoke's choice suits busy machines; here every engine's threads wait by default
+WAITING = "OMP_WAIT_POLICY"  # scripts.smoke sets it for busy machines; here every engine's threads wait as by default
 
 
 class PeerError(RuntimeError):
-    """Why an engine cannot take part, in one sentence."""
+    """The reason an engine cannot take part, in one sentence."""
 
 
 class Peer:

@@ -1,4 +1,4 @@
-"""Course machinery. Suite `peers`: our engine beside transformers and vLLM's CPU build, each in its own process.
+"""Course machinery. Suite `peers`: our engine against transformers and vLLM's CPU build, each in its own process.
 
 Every engine loads the same checkpoint and stays loaded; then all of them run each load in interleaved rounds. An engine
 that cannot run here is left out, with the reason. vLLM needs its own environment:
@@ -35,7 +35,7 @@ from mini_engine.errors import UserError
 
 VLLM_VARIABLE = "MINI_ENGINE_VLLM_PYTHON"
 OURS = "ours"
-BEHIND = 64  # tokens of an answer behind a long text: the first begin before the last prompt is computed
+BEHIND = 64  # tokens of an answer after a long text: the first answers begin before the last prompt is computed
 PAUSE = 0.3  # seconds before each run: the previous engine's threads stop spinning within 0.2 s
 
 
@@ -44,13 +44,13 @@ def add_arguments(parser) -> None:
     add_checkpoint(parser)
     add_choice(parser, "peers", tuple(ENGINES))
     parser.add_argument(
-        "--behind", type=pair, nargs="+", default=[], metavar="NxM", help="instead: decode, N at once behind M tokens"
+        "--behind", type=pair, nargs="+", default=[], metavar="NxM", help="instead: decode, N at once after M tokens"
     )
     parser.add_argument("--vllm-python", metavar="PYTHON", help=f"Python that has vLLM (default: ${VLLM_VARIABLE})")
 
 
 def room_of(args) -> dict[str, int]:
-    """Return what every engine gets: GiB for K and V, and the tokens of the longest text."""
+    """Return every engine's room: GiB for K and V, and the tokens of the longest text."""
     longest = max((length for _, length in args.behind), default=0) + BEHIND
     tokens = max((count * (length + BEHIND) for count, length in args.behind), default=0)
     return {"pool_gib": 1 + tokens // 9000, "longest": max(2048, -(-longest // 1024) * 1024)}  # 0.6B's: 9,362 in a GiB

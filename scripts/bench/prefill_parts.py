@@ -1,4 +1,4 @@
-"""Course machinery. For `step --prefill`: where a prefill step's time goes, beside oneDNN's time for its matrices.
+"""Course machinery. For `step --prefill`: where a prefill step's time goes, and oneDNN's time for its matrices.
 
 Lesson 9's C++ times its parts itself, per thread; between two of them a thread waits for the others. The rest of the
 model is the vocabulary head, the last norm and Python; the rest of the step is the scheduler, the plan and the sampler.
@@ -144,7 +144,7 @@ def rows_of(rounds: list[Round]) -> list[dict[str, Any]]:
 
 
 def verdict(rounds: list[Round]) -> str:
-    """Say what the matrices take of oneDNN's time and what everything else takes of the step, each within its round."""
+    """Compare the matrices' time with oneDNN's and everything else's with the step's, each within its round."""
     ratio = Timing([one.parts[MATRICES] / one.onednn for one in rounds])
     others = Timing([1 - one.parts[MATRICES] / one.model for one in rounds])
     return (

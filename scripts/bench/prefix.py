@@ -26,7 +26,7 @@ from mini_engine.kv.radix import RadixTree
 NEW_TOKENS = 16
 SHARING, PLAIN = "ours, sharing", "ours, not sharing"
 SHARED, CHATS, STRANGERS = LOADS = ("shared beginning", "chats", "nothing shared")
-Waves = list[Jobs]  # the next wave arrives once all jobs of one are answered
+Waves = list[Jobs]  # the next wave arrives once all jobs of the previous one are answered
 
 
 def add_arguments(parser) -> None:
@@ -43,7 +43,7 @@ def waves_of(load: str, model, quick: bool) -> Waves:
 
 
 def shared_beginning(vocab_size: int, quick: bool) -> Jobs:
-    """Return 16 requests with a shared prefix of 512 tokens and 16 tokens of their own."""
+    """Return 16 requests with a shared prefix of 512 tokens and 16 own tokens each."""
     chance, requests, common = random.Random(0), 8 if quick else 16, 128 if quick else 512
     start = chance.choices(range(vocab_size), k=common)
     return [(start + chance.choices(range(vocab_size), k=16), NEW_TOKENS) for _ in range(requests)]

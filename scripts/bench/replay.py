@@ -1,8 +1,8 @@
-"""Lesson 14. Answers that are known beforehand, and a runner that makes any model give them.
+"""Lesson 14. Known answers, and a runner that makes any model give them.
 
-Random weights have a real model's speed and say nothing worth guessing. So the answers are given: the runner computes
-every row as usual and then raises the logit of the token that the known answer has there. Guesses come from the text
-alone, so which of them are accepted is as real as the texts are; the time of a step is the model's own.
+Random weights have a real model's speed, but their answers are not worth guessing. So the answers are given: the runner
+computes every row as usual and then raises the logit of the known answer's token. Guesses come from the text alone, so
+acceptance is as realistic as the texts; the time of a step is the model's own.
 """
 
 import itertools
@@ -93,14 +93,14 @@ class ReplayRunner:
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Run the model; then make the known answer's token the best one of each row."""
+        """Run the model; then make the known answer's token the best one in each row."""
         logits = self.inner.run(chunks)
         tokens = list(itertools.chain.from_iterable(map(self.tokens_of, chunks)))
         logits[range(len(tokens)), tokens] = CERTAIN
         return logits
 
     def tokens_of(self, chunk: Chunk) -> list[int]:
-        """Return the token that each row of a chunk should choose; any, behind the end of the answer."""
+        """Return the token that each row of a chunk should choose; any token after the end of the answer."""
         script = self.scripts[chunk.request.id]
         behind = range(
             chunk.stop - chunk.num_logits - len(script.prompt_ids) + 1, chunk.stop - len(script.prompt_ids) + 1

@@ -1,4 +1,4 @@
-"""Lesson 13. Suite `replicas`: real engines behind Ray Serve, by router: what their caches find, balance, first tokens.
+"""Lesson 13. Suite `replicas`: real engines behind Ray Serve, by router: cache hits, balance, first tokens.
 
 Clients hold several conversations each and take turns between them, so a conversation's next prompt comes long after
 its last one. All pools together can hold every conversation, a single one cannot.
@@ -27,25 +27,25 @@ from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
 
 ROUTERS = ("round-robin", "default", "score")
-REPLICAS, CLIENTS, CONVERSATIONS = 2, 6, 4  # the last of a client
+REPLICAS, CLIENTS, CONVERSATIONS = 2, 6, 4  # conversations of each client
 OPENING, TURN, ANSWER = 192, 64, 8  # tokens
 VOCABULARY = 2000
 
 
 @dataclass(frozen=True)
 class Load:
-    """What clients ask: each holds CONVERSATIONS at once, one turn of each after another."""
+    """The clients' load: each holds CONVERSATIONS at once and takes turns between them."""
 
     turns: int
 
     @property
     def blocks(self) -> int:
-        """Blocks of 16 tokens that all conversations fill in the end."""
+        """The blocks of 16 tokens that all conversations fill in the end."""
         return CLIENTS * CONVERSATIONS * -(-(OPENING + self.turns * (TURN + ANSWER)) // 16)
 
     @property
     def findable(self) -> float:
-        """The share of all prompt tokens that a single large cache would find: whole blocks of the turn before."""
+        """The share of all prompt tokens that a single large cache would find: whole blocks of the previous turn."""
         prompts = [OPENING + turn * TURN + (turn - 1) * ANSWER for turn in range(1, self.turns + 1)]
         return sum((size + ANSWER - 1) // 16 * 16 for size in prompts[:-1]) / sum(prompts)
 
@@ -63,7 +63,7 @@ def add_arguments(parser) -> None:
     """Add this suite's options."""
     add_choice(parser, "routers", ROUTERS)
     parser.add_argument(
-        "--beta", type=at_least(0), nargs="+", default=(1.0, 0.25), help="what load costs in the score (default: 1 .25)"
+        "--beta", type=at_least(0), nargs="+", default=(1.0, 0.25), help="weight of load in the score (default: 1 .25)"
     )
 
 
@@ -119,7 +119,7 @@ def serve_options(blocks: int) -> Namespace:
 
 
 async def one_round(cluster: Cluster, load: Load, seed: int) -> tuple[list[Turn], float]:
-    """Let all clients talk at once. Returns every turn, and seconds for all."""
+    """Let all clients talk at once. Return every turn, and the seconds for all."""
     started = time.perf_counter()
     clients = (talk(cluster, load, random.Random(f"{seed} {number}")) for number in range(CLIENTS))
     found = await asyncio.gather(*clients)

@@ -1,7 +1,7 @@
-"""Lesson 13. Suite `routers`: cached prompt tokens of real servers, by what sends requests to them; sglang-router too.
+"""Lesson 13. Suite `routers`: cached prompt tokens of real servers, by router; sglang-router included.
 
 Several lesson 7 servers run in this process, on free loopback ports, with small caches. The same chats are sent through
-each router, with a few requests in flight. `--sglang-router PYTHON` names a Python that has the package of that name.
+each router, with a few requests in flight. `--sglang-router PYTHON` names a Python that has that package.
 """
 
 import json
@@ -30,7 +30,7 @@ from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.llm import LLM
 
 SERVERS, BLOCKS, IN_FLIGHT = 4, 160, 8  # blocks of 16 tokens for each server; requests in flight
-LETTERS = 32  # in a block of the trace; as text, all that a router sees
+LETTERS = 32  # in a block of the trace; a router sees only this text
 CHATS = Chats(num_requests=400, continues=0.75, opening=(6.0, 0.6), turn=(2.0, 0.6), gap=(24.0, 0.6))
 START_SECONDS = 60.0
 ASKED = ("model", "prompt", "max_tokens", "temperature")
@@ -41,7 +41,7 @@ Send = Callable[[Sequence[int]], dict]
 def add_arguments(parser) -> None:
     """Add this suite's options."""
     parser.add_argument(
-        "--beta", type=at_least(0), nargs="+", default=[1.0, 0.3], help="what load costs in our score (default: 1 0.3)"
+        "--beta", type=at_least(0), nargs="+", default=[1.0, 0.3], help="weight of load in our score (default: 1 0.3)"
     )
     parser.add_argument("--sglang-router", metavar="PYTHON", help="a Python with sglang-router, to compare with it")
 
@@ -72,7 +72,7 @@ def run(args: Namespace) -> Report:
 
 
 def measured(contender: Callable, requests: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Send the requests through a router to new servers; return what they found and how even the work was."""
+    """Send the requests through a router to new servers; return their cache hits and the balance of work."""
     with servers() as (urls, llms), contender(urls) as send:
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
             usages = list(pool.map(send, requests))
@@ -85,7 +85,7 @@ def measured(contender: Callable, requests: Sequence[Sequence[int]]) -> dict[str
 
 
 def computed_tokens(llm: LLM) -> int:
-    """Return how many prompt tokens an engine did not find in its cache."""
+    """Return the number of prompt tokens that an engine did not find in its cache."""
     stats = cache_of(llm.engine.scheduler.manager).prefixes.stats
     return stats.asked_tokens - stats.found_tokens
 
@@ -120,9 +120,9 @@ def servers() -> Iterator[tuple[list[str], list[LLM]]]:
 
 
 def plain_app() -> type:
-    """Return lesson 7's app for requests that a router has filled in: only what `ask` sent is left of them.
+    """Return lesson 7's app, which keeps only the parameters that `ask` sent.
 
-    sglang-router adds every parameter that SGLang knows, and lesson 7's server refuses those that it does not know.
+    sglang-router adds every parameter of SGLang's, and lesson 7's server refuses unknown ones.
     """
     from starlette.requests import Request
 
@@ -187,7 +187,7 @@ def await_answer(url: str, process: subprocess.Popen) -> None:
     """Wait until the router is ready.
 
     Raises:
-        UserError: it ended, or it takes too long.
+        UserError: it has ended, or takes too long.
     """
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:

@@ -1,8 +1,8 @@
 """Lesson 13. Suite `routing`: hit rate, balance and time to first token, by policy and number of replicas; simulated.
 
 No model runs: a replica is a cache of blocks, a queue and two rates. The first table has no time, and load is the
-blocks that a replica has computed so far; in the second, requests come when the trace says, and load is the requests
-that a replica has not finished.
+blocks that a replica has computed so far; in the second, requests arrive at the trace's times, and load is a replica's
+unfinished requests.
 """
 
 from argparse import Namespace
@@ -33,12 +33,12 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="a trace as JSON lines (default: generated requests)"
     )
-    parser.add_argument("--beta", type=at_least(0), default=1.0, help="what load costs in the score (default: 1)")
+    parser.add_argument("--beta", type=at_least(0), default=1.0, help="weight of load in the score (default: 1)")
     parser.add_argument(
         "--view",
         type=whole_number(1),
         metavar="N",
-        help="blocks that the router believes a replica holds (default: as many as its cache)",
+        help="the router's estimate of a replica's blocks (default: the size of its cache)",
     )
 
 
@@ -58,7 +58,7 @@ def run(args: Namespace) -> Report:
 
 
 def policies(beta: float, view: int) -> dict[str, Callable[[], Policy[int]]]:
-    """Return the policies to compare, each to be made once per case. view: blocks believed of each replica."""
+    """Return the policies to compare, each created once per case. view: blocks that they assume in each replica."""
     return {
         "round robin": RoundRobin,
         "affinity": lambda: PrefixScore(0.0, view),
@@ -81,7 +81,7 @@ def table(
 
 
 def outcome(requests: Sequence[Arrival], served: Sequence[Served], num_replicas: int) -> dict[str, float]:
-    """Return the share of blocks found, and how much more the busiest replica computed than the mean."""
+    """Return the share of blocks found, and the busiest replica's computed blocks relative to the mean."""
     computed = [0] * num_replicas
     for one in served:
         computed[one.replica] += one.num_computed

@@ -1,7 +1,7 @@
-"""Lesson 14. Suite `rows`: what a row more costs a decode step, and what finding a guess costs. No engine.
+"""Lesson 14. Suite `rows`: the cost of one more row in a decode step, and of finding a guess. No engine.
 
-The model alone computes one sequence's last tokens, a row each, behind the same history; a lookup finds nothing in a
-text of random tokens, which is its longest search.
+Only the model runs: it computes one sequence's last tokens, a row each, after the same history. A lookup in a text of
+random tokens finds nothing, which is its longest search.
 """
 
 import random

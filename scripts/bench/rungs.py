@@ -35,7 +35,7 @@ Job = tuple[list[int], int]  # prompt, tokens wanted
 class Load:
     """The work that every lesson does.
 
-    jobs: prompts with a shared prefix, and how many tokens each wants.
+    jobs: prompts with a shared prefix, and the number of tokens each wants.
     longest: maximum tokens of a text; a lesson that reserves in advance reserves this many.
     pool_blocks: blocks that all requests together may hold.
     """

@@ -1,7 +1,7 @@
 """Course machinery. Ways to run the same jobs: this course's engine, two modes of transformers, vLLM.
 
-A way opens an engine's cache and yields a function that runs jobs which arrive together; called again, it finds what
-the cache still holds. torch and the engines are imported late: this also runs under Pythons that lack some of them.
+A way opens an engine's cache and yields a function that runs jobs which arrive together; further calls reuse what the
+cache still holds. torch and the engines are imported late: this also runs under Pythons that lack some of them.
 """
 
 import logging
@@ -62,7 +62,7 @@ class Watch:
 
 
 def watch(way: Way, waves: Iterable[Jobs]) -> list[Watch]:
-    """Run waves of jobs, each when the one before is answered, from an empty cache. Return a Watch for each."""
+    """Run waves of jobs, each once the previous one is answered, from an empty cache. Return a Watch for each."""
     found = []
     with way() as run:
         for jobs in waves:
@@ -140,7 +140,7 @@ def continuous(model, num_blocks: int) -> Way:
     """Return the way of `generate_batch`, with at least `num_blocks` blocks of PAGE tokens.
 
     transformers' own defaults size its cache for a GPU; on two cores these sizes are several times faster. It does not
-    report how many prompt tokens it computed.
+    report the number of prompt tokens it computed.
     """
     from transformers import ContinuousBatchingConfig, GenerationConfig
 

@@ -1,12 +1,13 @@
-"""Course machinery. Suite `serving`: our server beside vLLM's on one checkpoint, seen by the same streaming clients.
+"""Course machinery. Suite `serving`: our server against vLLM's on one checkpoint, with the same streaming clients.
 
-Both servers are started, timed until they answer, and stay; then they take turns at each load: clients that ask again
-when answered (closed loop), and arrivals at several rates whatever the server does (open loop). vLLM needs its own
-environment:
+Both servers are started, timed until they answer, and kept running; then they take turns at each load: clients that ask
+again when answered (closed loop), and arrivals at several rates whatever the server does (open loop). vLLM needs its
+own environment:
 
     python scripts/bench.py serving --vllm-python DIR/bin/python      (or the variable MINI_ENGINE_VLLM_PYTHON)
 
-The checkpoint has random weights and a tokenizer with a text for every id: no text, no event. Requests ask with ids.
+The checkpoint has random weights and a tokenizer with a text for every id: without text, there is no event. Prompts are
+token ids.
 """
 
 import json
@@ -103,7 +104,7 @@ def loads_of(vocab_size: int, quick: bool) -> dict[str, Load]:
 
 
 def ours(args) -> dict[str, int]:
-    """Map the names of our servers to their limits of tokens a step; the first is what the others are compared with."""
+    """Map the names of our servers to their limits of tokens a step; the first is the baseline."""
     first, *others = dict.fromkeys(args.step_tokens)
     return {OURS: first} | {f"{OURS}, {limit} a step": limit for limit in others}
 
@@ -134,7 +135,7 @@ def commands(name: str, args, model: Path, port: int) -> tuple[list[str], dict[s
 
 @contextmanager
 def server(name: str, args, model: Path) -> Iterator[tuple[str, float]]:
-    """Yield a server's address and the seconds from its command to its first answer; stop it in the end.
+    """Yield a server's address and the seconds from its command to its first answer; stop it at the end.
 
     Raises:
         UserError: it cannot be started here, ends, or does not answer in time.
@@ -161,7 +162,7 @@ def server(name: str, args, model: Path) -> Iterator[tuple[str, float]]:
 
 
 def answers(url: str) -> bool:
-    """Whether the server says that it is well."""
+    """Return True if the server reports that it is healthy."""
     try:
         with urllib.request.urlopen(url + "/health", timeout=5) as reply:
             return reply.status == 200
@@ -170,7 +171,7 @@ def answers(url: str) -> bool:
 
 
 def stop(process: subprocess.Popen) -> None:
-    """End a server and what it has started."""
+    """End a server and its child processes."""
     for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number) if hasattr(os, "killpg") else process.send_signal(number)
@@ -211,14 +212,14 @@ def run(args) -> Report:
 
 
 def warm_up(url: str, args) -> None:
-    """Let a server do once what it does later: short and long prompts, alone and together."""
+    """Warm up a server: short and long prompts, alone and together."""
     for length in (16, 256):
         jobs = [([(7 * i + j) % 1000 for j in range(length)], 4) for i in range(8)]
         figures(url, Load(jobs, at_once=4), args.most_first, args.most_token)
 
 
 def fresh(load: Load, number: int) -> Load:
-    """Return the load with other ids, so that no round finds the one before in a prefix cache."""
+    """Return the load with other ids, so that no round finds the previous one in a prefix cache."""
     return Load([([token ^ number for token in ids], wanted) for ids, wanted in load.jobs], load.at_once, load.rate)
 
 

@@ -1,7 +1,7 @@
-"""Course machinery. For suite `serving`: clients that stream completions from an OpenAI server, and what they see.
+"""Course machinery. For suite `serving`: clients that stream completions from an OpenAI server, and time them.
 
-A client writes plain HTTP/1.1 on a connection of its own and notes when each event with text arrives, so that both
-servers are judged by the same few lines. Prompts are token ids; the answers' texts are counted and never read.
+A client writes plain HTTP/1.1 on its own connection and notes when each event with text arrives, so that both servers
+are judged by the same few lines. Prompts are token ids; the answers' texts are counted and never read.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 
 from mini_engine.errors import UserError
 
-MODEL = "bench"  # what both servers call it
+MODEL = "bench"  # its name in both servers
 
 
 @dataclass
 class Seen:
-    """What one client saw of its answer: when it asked, when each event with text came, and the tokens counted."""
+    """One client's view of its answer: the times of its request and of each event with text, and the token count."""
 
     asked: float
     events: list[float] = field(default_factory=list)
@@ -29,12 +29,12 @@ class Seen:
 
     @property
     def first(self) -> float:
-        """Seconds to the first text."""
+        """The seconds to the first text."""
         return self.events[0] - self.asked
 
     @property
     def per_token(self) -> float:
-        """Seconds a token after the first event, on average."""
+        """The average seconds per token after the first event."""
         return (self.events[-1] - self.events[0]) / max(1, self.tokens - 1)
 
     @property
@@ -89,7 +89,7 @@ def note(event: dict[str, Any], seen: Seen) -> None:
 
 
 async def closed(url: str, load: Load) -> list[Seen]:
-    """`at_once` clients; each asks again as soon as it is answered, until all jobs are done."""
+    """Run `at_once` clients; each asks again as soon as it is answered, until all jobs are done."""
     jobs = iter(load.jobs)
 
     async def client() -> list[Seen]:
@@ -100,7 +100,7 @@ async def closed(url: str, load: Load) -> list[Seen]:
 
 
 async def open_loop(url: str, load: Load) -> list[Seen]:
-    """Requests that arrive as a Poisson process, whatever the server does. The times are the same in every run."""
+    """Send requests as a Poisson process, whatever the server does. The times are the same in every run."""
     chance, begun, when, running = random.Random(0), time.perf_counter(), 0.0, []
     for ids, wanted in load.jobs:
         when += chance.expovariate(load.rate)
@@ -110,7 +110,7 @@ async def open_loop(url: str, load: Load) -> list[Seen]:
 
 
 def figures(url: str, load: Load, most_first: float, most_token: float) -> dict[str, float]:
-    """Run a load against a server and return what its clients saw.
+    """Run a load against a server and return its clients' figures.
 
     Args:
         most_first, most_token: an answer is good if its first text came and its later tokens followed in these seconds.
@@ -131,5 +131,5 @@ def figures(url: str, load: Load, most_first: float, most_token: float) -> dict[
 
 
 def quantile(ordered: list[float], share: float) -> float:
-    """Return the smallest number that at least `share` of the ordered ones do not exceed; 0 of none."""
+    """Return the smallest number that at least `share` of the ordered ones do not exceed; 0 if there are none."""
     return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)] if ordered else 0.0

@@ -2,7 +2,7 @@
 
 The engine answers the load, and lesson 9's C++ times its parts in each step, per thread; the rest are the vocabulary
 head, the sampler, the scheduler and Python. The first step computes one prompt while the others wait for its beginning;
-the second computes what is their own; then all decode.
+the second computes their own tokens; then all decode.
 """
 
 import time
@@ -25,7 +25,7 @@ KINDS = ("one prompt, the others wait", "the other prompts' own tokens", "decode
 
 
 class Part(NamedTuple):
-    """One kind of step in one run of the load: how many, their prompt tokens, seconds in all and by part."""
+    """One kind of step in one run of the load: the number of steps, prompt tokens, seconds in total and by part."""
 
     steps: int
     tokens: int
@@ -70,7 +70,7 @@ def rows_of(runs: list[dict[str, Part]]) -> list[dict[str, Any]]:
 
 
 def measure(args) -> Report:
-    """Answer the load in rounds, and report what its steps take."""
+    """Answer the load in rounds, and report the time of its steps."""
     engine = our_engine({"model": checkpoint_of(args), "dtype": args.dtype, "pool_gib": 1})
     check_timed(engine.runner.model, "--shared")
     loads = loads_of(engine.runner.model.config.vocab_size, args.quick)

@@ -1,10 +1,10 @@
-"""Lesson 14. Suite `speculation`: guesses accepted, and speed beside lesson 9's, on texts that repeat and on prose.
+"""Lesson 14. Suite `speculation`: accepted guesses, and speed against lesson 9's, on texts that repeat and on prose.
 
     accepted   guesses and accepted ones for each load and k, counted without a model; the pocket model's own answers
     speed      tokens/s with and without guesses, at several numbers of sequences; a real model's shape and random
                weights, whose known answers are replayed (replay.py)
 
-"always" guesses at any load; "adaptive", the default, stops where rows are no longer free.
+"always" guesses at any load; "adaptive", the default, stops when rows are no longer free.
 """
 
 import random
@@ -57,7 +57,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args: Namespace) -> Report:
-    """Count what is accepted, and measure the speed."""
+    """Count accepted guesses, and measure the speed."""
     tokenizer = Tokenizer(POCKET_DIR)
     scripts = {name: Script.of(load, tokenizer) for name, load in loads().items()}
     counted = [*counted_rows(scripts), *pocket_rows(tokenizer)] if "accepted" in args.parts else []
@@ -76,7 +76,7 @@ def run(args: Namespace) -> Report:
 
 
 def counted_rows(scripts: dict[str, Script]) -> list[dict[str, Any]]:
-    """Decode every known answer at every k, without a model: acceptance is a matter of text."""
+    """Decode every known answer at every k, without a model: acceptance depends only on the text."""
     rows = []
     for name, script in scripts.items():
         for k in DRAFTS:
@@ -120,7 +120,7 @@ POCKET_LOADS = {
 
 
 def pocket_rows(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Let the pocket model answer, greedily; and once more, when the tree knows the answer."""
+    """Let the pocket model answer, greedily; and once more, when the tree has the answer."""
     rows = []
     for name, prompt in POCKET_LOADS.items():
         settings = Speculation(max_rows=ALWAYS, use_tree=True)
@@ -169,7 +169,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 class OracleDrafter:
-    """Guesses from the known answers; each guess is wrong with a chance of 1 - `right`, always the same ones."""
+    """Guesses from the known answers; each guess is wrong with probability 1 - `right`, always the same ones."""
 
     def __init__(self, scripts: dict[str, Script], right: float) -> None:
         self.scripts, self.right = scripts, right
@@ -210,7 +210,7 @@ class Contender:
 
 
 def engines(model, max_rows: int | None, name: str, scripts: dict[str, Script]) -> dict[str, Engine]:
-    """Return each contender's engine, over one model. With one sequence nothing is ever turned off."""
+    """Return each contender's engine, over one model. With one sequence, guessing never stops."""
     batch = len(scripts)
     tokens = len(scripts["0"].prompt_ids) + batch * (NEW_TOKENS + 32)  # they share the prompt's blocks
     limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=4096, watermark=0)

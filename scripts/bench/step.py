@@ -71,7 +71,7 @@ def contenders(model, batch: int, history: int) -> dict[str, Callable[[], Any]]:
     kernel = load_kernel("auto", torch.device("cpu"), dtype)
     pool = KvPool(config, scheduler.manager.num_usable_blocks + 1, 16, kernel, dtype)
     for layer in (*pool.K, *pool.V):
-        layer.zero_()  # Linux backs all pages never written with one page of zeros, which would be read from the cache
+        layer.zero_()  # Linux backs all unwritten pages with one page of zeros, which would be read from the cache
     engine = Engine(config, scheduler, ModelRunner(model, pool))
     chunks = scheduler.schedule()
     plan, rows = plan_step(chunks, 16, pool.device), [chunk.request for chunk in chunks]

@@ -1,13 +1,13 @@
-"""Lesson 12. Suite `tiers`: what comes back from host memory and disk, beside computing it again.
+"""Lesson 12. Suite `tiers`: loading KV from host memory and disk, against computing it again.
 
     first   time to the first token of a prompt: computed, from the disk after a restart, from host memory
     chats   chats whose prefixes exceed the pool four times: the pool alone, with host memory, with a disk
     swap    time to the next token of a preempted request: its blocks computed again, or copied back
     gaps    time between the tokens of running requests while the disk is written and read, and while it is not
-    compact what a pool full of holes can place, and what moving its blocks together changes
-    line    bytes/s against tokens/s: where bringing back wins, and where this machine stands
+    compact how much a pool full of holes can place, and the effect of moving its blocks together
+    line    bytes/s against tokens/s: where loading wins, and where this machine stands
 
-Random weights of the 0.6B's shape; what is compared takes turns.
+Random weights of the 0.6B's shape; contenders take turns.
 """
 
 import os
@@ -77,7 +77,7 @@ def forget_pages(folder: Path) -> None:
 
 
 def first_rows(args: Namespace, folder: Path) -> list[Row]:
-    """Return the time to the first token of a long prompt, by where its K and V are."""
+    """Return the time to the first token of a long prompt, by the location of its K and V."""
     rounds, length = args.rounds or (1 if args.quick else 3), LENGTH // 8 if args.quick else LENGTH
     host = 3 * length * 2**17  # a few prompts
     engine = make_engine(args, length + BLOCK, folder, host)
@@ -121,7 +121,7 @@ def chat_rows(args: Namespace, folder: Path) -> list[Row]:
 
 
 def chat_prompts(engine: Engine, chats: int) -> list[list[int]]:
-    """Return what is asked: a turn of each chat, then the next turn of each. Turns are fixed in advance."""
+    """Return the prompts: a turn of each chat, then the next turn of each. Turns are fixed in advance."""
     texts = [prompt_of(engine, OPENING + TURNS * TURN, seed) for seed in range(chats)]
     return [text[: OPENING + turn * TURN] for turn in range(TURNS) for text in texts]
 
@@ -157,7 +157,7 @@ def seconds_after_preemption(engine: Engine, prompt: list[int], forget: bool) ->
 
 
 def line_rows(args: Namespace, folder: Path) -> list[Row]:
-    """Return the engine's own measurements, and from how many tokens on bringing back wins."""
+    """Return the engine's own measurements, and the number of tokens from which loading wins."""
     engine = make_engine(args, 1024, folder, 2**28)
     rate = measured_rate(partial(prefill, engine), PROBE_TOKENS)
     found = break_evens(rate, folder, store_of(engine).blocks, BLOCK, 0)
@@ -177,13 +177,13 @@ def line_rows(args: Namespace, folder: Path) -> list[Row]:
 
 
 def prefill(engine: Engine, num_tokens: int) -> None:
-    """Compute so many tokens in a pool that no request uses."""
+    """Compute `num_tokens` tokens in a pool that no request uses."""
     request = Request("probe", [0] * num_tokens, SamplingParams(max_tokens=1))
     engine.runner.run([Chunk(request, 0, num_tokens, array("i", range(1, 1 + -(-num_tokens // BLOCK))))])
 
 
 def draw(report: Report, path: Path) -> None:
-    """Draw bytes/s against tokens/s: the line between computing and bringing back, and this machine's tiers."""
+    """Draw bytes/s against tokens/s: the line between computing and loading, and this machine's tiers."""
     from scripts.bench.plot import ACCENT, BAR, INK, MUTED, SOFT, canvas
 
     if not (rows := report.more):

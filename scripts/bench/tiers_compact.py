@@ -1,4 +1,4 @@
-"""Course machinery. For suite `tiers`: a pool full of holes, and what moving its blocks together changes."""
+"""Course machinery. For suite `tiers`: a pool full of holes, and the effect of moving its blocks together."""
 
 import dataclasses
 import random
@@ -22,7 +22,7 @@ from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.tiers.compact import compact
 
-SCATTERED, WISH = 2048, 64  # blocks in a pool full of holes, and of a request that wants room there
+SCATTERED, WISH = 2048, 64  # blocks in a pool full of holes, and of a request to place there
 
 
 def compact_rows(args: Namespace, folder: Path) -> list[Row]:
@@ -33,7 +33,7 @@ def compact_rows(args: Namespace, folder: Path) -> list[Row]:
     for name in ("scattered", "together"):
         pool = KvPool(config, SCATTERED, BLOCK, attend, dtype, "cpu")
         for layer in (pool.K[0], pool.V[0]):
-            layer.normal_()  # so that every block has memory of its own
+            layer.normal_()  # so that every block has its own memory
         manager = caching_manager(SCATTERED, BLOCK, pool.copy_blocks)
         names = fill_with_holes(manager)
         free = sorted(manager.allocator.free_blocks)
@@ -56,7 +56,7 @@ def compact_rows(args: Namespace, folder: Path) -> list[Row]:
 
 
 def fill_with_holes(manager: KvCacheManager) -> list[str]:
-    """Let requests of many lengths grow beside each other, then end half of them; return the names of eight."""
+    """Let requests of many lengths grow at the same time, then end half of them; return the names of eight."""
     chance, alive = random.Random(0), {}
     while manager.num_free_blocks > WISH:
         name = f"r{len(alive)}"

@@ -54,5 +54,5 @@ def row_of(case: str, timing: Timing, slow: Timing) -> Row:
 
 
 def row(case: str, ms: float | None, times: float | None, also: str) -> Row:
-    """Return a row of the table; `also` says what has no column."""
+    """Return a row of the table; `also` holds anything without a column."""
     return {"case": case, "ms": ms, "times": times, "also": also}

@@ -1,4 +1,4 @@
-"""Course machinery. For suite `tiers`: the time between tokens beside tiers that are busy, and beside idle ones."""
+"""Course machinery. For suite `tiers`: the time between tokens while tiers are busy, and while they are idle."""
 
 import os
 import time
@@ -19,7 +19,7 @@ QUEUED = 4  # records waiting to be written, and to be read, while the tiers are
 
 
 def gap_rows(args: Namespace, folder: Path) -> list[Row]:
-    """Return the median and the 99th percentile of decode steps beside busy tiers, and beside idle ones."""
+    """Return the median and the 99th percentile of decode steps with busy tiers, and with idle ones."""
     rounds = args.rounds or (2 if args.quick else 20)
     steps = 2 * rounds * GAPS + BLOCK
     engine = make_engine(args, DECODING * (BEHIND + steps + BLOCK), folder, 2**29)
@@ -45,10 +45,10 @@ def gap_rows(args: Namespace, folder: Path) -> list[Row]:
 
 
 class Feeder:
-    """Keeps the tiers' threads busy: records to write, and others to read ahead.
+    """Keeps the tiers' threads busy with records to write and others to prefetch.
 
     Attributes:
-        written, read: bytes per second while it fed.
+        written, read: bytes per second while it was feeding.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""Lesson 8. Suite `timing`: what the time of an answer tells a client of what another client has sent."""
+"""Lesson 8. Suite `timing`: what the time of an answer reveals to a client about another client's prompts."""
 
 import http.client
 import json
@@ -50,7 +50,7 @@ def serving(model: str | None) -> Iterator[tuple[Callable, int]]:
 
 
 def run(args) -> Report:
-    """In each round one client sends a new prompt, then another measures how long each of its own prompts takes."""
+    """In each round, let one client send a new prompt and another one time each of its own prompts."""
     chance = random.Random(0)
     rounds = args.rounds or (3 if args.quick else 25)
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in (RIGHT, WRONG, SALTED, OTHER_KEY)}

@@ -1,7 +1,7 @@
-"""Lesson 12. Suite `trace`: what share of a trace's blocks is found, by eviction policy and capacity.
+"""Lesson 12. Suite `trace`: the share of a trace's blocks that is found, by eviction policy and capacity.
 
 No model runs: blocks of 512 tokens pass through lesson 8's tree, with each of its policies, and through lesson 12's
-host tier, which knows no tree. A block counts as found if all blocks before it are found as well.
+host tier, which has no tree. A block counts as found if all blocks before it are found as well.
 """
 
 from argparse import Namespace
@@ -54,7 +54,7 @@ def caches(capacity: int | None) -> dict[str, Callable[[Requests], int]]:
 
 
 def in_tree(requests: Requests, capacity: int | None, policy) -> int:
-    """Count what lesson 8's tree finds. A block's id stands for its tokens."""
+    """Count the blocks that lesson 8's tree finds. A block's id stands for its tokens."""
     tree, found = RadixTree(1, None, capacity, policy), 0
     for ids in requests:
         found += tree.match(ids).num_tokens
@@ -63,7 +63,7 @@ def in_tree(requests: Requests, capacity: int | None, policy) -> int:
 
 
 def in_tier(requests: Requests, capacity: int | None) -> int:
-    """Count what lesson 12's host tier finds."""
+    """Count the blocks that lesson 12's host tier finds."""
     tier, found = HostTier((capacity or 10**9) * record(0).num_bytes), 0
     for ids in requests:
         keys = [key_of(one) for one in ids]

@@ -23,7 +23,7 @@ TRACE_BLOCK = 512  # tokens
 class Chats:
     """Statistics of Mooncake's conversation trace, in blocks and in requests.
 
-    num_requests: as many as there. continues: the probability that another turn follows a request.
+    num_requests: as many as in the trace. continues: the probability that another turn follows a request.
     opening, turn: median and spread (of the logarithm) of the blocks in a first prompt, and of those that a turn adds.
     gap: median and spread of the number of requests between two turns.
     """
@@ -37,7 +37,7 @@ class Chats:
     def generate(self, seed: int = 0) -> Requests:
         """Return requests in the order of their arrival. All begin with one block, the system prompt."""
         chance, ids, requests = random.Random(seed), count(1), []
-        coming: list[tuple[int, int, list[int]]] = []  # when a chat goes on, and what it has so far
+        coming: list[tuple[int, int, list[int]]] = []  # the time of a chat's next turn, and its blocks so far
 
         def blocks(median: float, spread: float) -> int:
             return max(1, round(chance.lognormvariate(log(median), spread)))

@@ -17,7 +17,7 @@ from rich.progress import track
 
 READ_BYTES = 512 << 20  # many times any processor's cache
 MATRIX = 1024  # rows and columns of the matrices used to measure the rate of arithmetic
-GPU_READ_BYTES, GPU_MATRIX = 2 << 30, 8192  # a GPU is through with less before a call has returned
+GPU_READ_BYTES, GPU_MATRIX = 2 << 30, 8192  # a GPU finishes less before a call has returned
 Clock = Callable[[], float]
 
 
@@ -90,7 +90,7 @@ def gather_turns(contenders: Mapping[Any, Callable[[], float]], rounds: int, tit
 
 
 def read_bytes(device: str) -> int:
-    """Return how many bytes `memory_reader` reads on this device."""
+    """Return the number of bytes that `memory_reader` reads on this device."""
     return READ_BYTES if device == "cpu" else GPU_READ_BYTES
 
 
@@ -143,6 +143,6 @@ def measure_rates(device: str = "cpu", seconds: float = 0.3, dtypes: Sequence[st
     read = read_bytes(device) / median_of(memory_reader(device))
     matrix, size = {}, MATRIX if device == "cpu" else GPU_MATRIX
     for name in dtypes:
-        a = torch.rand(size, size, device=device).to(getattr(torch, name))  # on ones a GPU is faster
+        a = torch.rand(size, size, device=device).to(getattr(torch, name))  # a GPU is faster with all ones
         matrix[name] = 2 * size**3 / median_of(lambda a=a: a @ a)
     return Rates(read, matrix)

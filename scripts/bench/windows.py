@@ -1,11 +1,11 @@
-"""Course machinery. Suite `windows`: memory, requests at once, prefixes found, and decode behind a long text.
+"""Course machinery. Suite `windows`: memory, requests at once, prefixes found, and decode after a long text.
 
-    memory    bytes of one sequence: by length beside a Qwen3 and a hybrid, and in public models with windows
-    requests  how many requests run at once in the same pool
-    hits      prompt tokens found by interleaved chats in the same pool, by what the tree gives up first
-    decode    tokens/s behind a long text, with windows and without
+    memory    bytes of one sequence: by length, against a Qwen3 and a hybrid, and in public models with windows
+    requests  the number that run at once in the same pool
+    hits      prompt tokens found by interleaved chats in the same pool, by what the tree evicts first
+    decode    tokens/s after a long text, with windows and without
 
-The first three run the manager and the scheduler alone: what they count does not depend on weights.
+The first three run the manager and the scheduler alone: their counts do not depend on weights.
 """
 
 from argparse import Namespace
@@ -25,7 +25,7 @@ from mini_engine.cli.parser import whole_number
 from mini_engine.errors import UserError
 
 PARTS = ("memory", "requests", "hits", "decode")
-WINDOW, EVERY = 1024, 4  # as lesson 11's hybrid: one layer in four sees everything
+WINDOW, EVERY = 1024, 4  # like lesson 11's hybrid: one layer in four sees everything
 
 
 def add_arguments(parser) -> None:

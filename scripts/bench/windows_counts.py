@@ -1,4 +1,4 @@
-"""Course machinery. For suite `windows`: what manager and scheduler count, without a model.
+"""Course machinery. For suite `windows`: counts from manager and scheduler, without a model.
 
 Layers, K/V heads, head size and window of the public models: `Olmo3Config` and `MistralConfig` of transformers 5.23,
 its conversion script for Gemma 3, and Megatron Bridge's page about gpt-oss.
@@ -32,9 +32,9 @@ PROMPTS = (1024, 4096, 16_384, 65_536)
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model's K and V need.
+    """The shape of a model's K and V.
 
-    num_full: how many of its layers see everything, spread evenly. longest: tokens of its longest text.
+    num_full: the number of layers that see everything, spread evenly. longest: tokens of its longest text.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Shape:
 
     @property
     def layer_types(self) -> list[str]:
-        """The type of each layer: where the model has full layers, they are the last of so many."""
+        """The type of each layer: full layers, if any, are the last ones of equal groups."""
         every = self.num_layers // self.num_full if self.num_full else self.num_layers + 1
         full = set(list(range(every - 1, self.num_layers, every))[: self.num_full])
         return [FULL if layer in full else SLIDING for layer in range(self.num_layers)]
@@ -70,7 +70,7 @@ class Shape:
         return replace(self, num_full=self.num_layers, window=0)
 
     def manager(self, num_bytes: int, caches: bool = True, first: str = "") -> KvCacheManager:
-        """Return a manager for a pool of that size. first: what the tree gives up first, if not what it should."""
+        """Return a manager for a pool of that size. first: overrides what the tree evicts first."""
         num_blocks = num_bytes // self.block_bytes
         capacity = None if caches else 0
         if not self.window:
@@ -91,9 +91,9 @@ MODELS = (
 
 
 class InOrder:
-    """A memory that gives up what the tree holds in another order than it should.
+    """A memory that evicts in another order than the engine's.
 
-    first: "leaves": no companion goes before its block does. "windows": no block goes before all companions have.
+    first: "leaves": no companion goes before its block. "windows": no block goes before all companions have gone.
     """
 
     def __init__(self, memory: WindowMemory, first: str) -> None:
@@ -156,7 +156,7 @@ def model_rows(quick: bool) -> list[dict[str, Any]]:
 
 
 def request_rows(shape: Shape, quick: bool) -> list[dict[str, Any]]:
-    """Return how many requests run at once in 8 GiB, by the length of their prompts; answers have 256 tokens."""
+    """Return the number of requests that run at once in 8 GiB, by prompt length; answers have 256 tokens."""
     rows = []
     for length in PROMPTS[:2] if quick else PROMPTS:
         row: dict[str, Any] = {"case": f"prompts of {length} tokens"}
@@ -168,7 +168,7 @@ def request_rows(shape: Shape, quick: bool) -> list[dict[str, Any]]:
 
 
 def at_once(manager: KvCacheManager, length: int, answer: int) -> tuple[int, float, int]:
-    """Run many requests. Return the most that decode at once, their mean, and how often one was preempted."""
+    """Run many requests. Return the most that decode at once, the mean, and the number of preemptions."""
     limits = SchedulerConfig(max_num_seqs=512, max_num_batched_tokens=1024, chunked_prefill_size=CHUNK)
     scheduler = Scheduler(manager, limits)
     count = max(8, 2 * 8 * GIB // (28 * 1024) // length)
@@ -186,7 +186,7 @@ def at_once(manager: KvCacheManager, length: int, answer: int) -> tuple[int, flo
 
 
 def hit_rows(shape: Shape, quick: bool) -> list[dict[str, Any]]:
-    """Return what interleaved chats find in pools of several sizes, by what the tree gives up first."""
+    """Return the hits of interleaved chats in pools of several sizes, by what the tree evicts first."""
     asked = list(chats(60 if quick else 240))
     rows = []
     for gib in (1, 2) if quick else (1, 2, 4, 8):
@@ -207,7 +207,7 @@ def hit_rows(shape: Shape, quick: bool) -> list[dict[str, Any]]:
 
 
 def chats(requests: int, at_once: int = 12) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield prompts and answers of chats that take turns, behind three system prompts or documents of their own."""
+    """Yield prompts and answers of chats that take turns, after one of three system prompts or their own documents."""
     chance = random.Random(0)
     systems = [chance.choices(range(50_000), k=length) for length in (90, 410, 1300)]
 

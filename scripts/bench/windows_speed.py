@@ -1,4 +1,4 @@
-"""Course machinery. For suite `windows`: decode behind a long text, with windows and without.
+"""Course machinery. For suite `windows`: decode after a long text, with windows and without.
 
 Both engines run the same random weights with lesson 9's fast layers. The scheduler is told that the text was computed:
 the pool holds random numbers, which take as long to read.
@@ -29,7 +29,7 @@ FULL, WINDOWS, READ = "full", "windows", "read"
 
 
 def decode_rows(shape: Shape, args: Namespace) -> list[dict[str, Any]]:
-    """Return decode speed with and without windows, by batch size, behind `args.history` tokens."""
+    """Return decode speed with and without windows, by batch size, after `args.history` tokens."""
     plain = checkpoint_of(Namespace(model=None, shape="0.6B", dtype=args.dtype))
     places = {FULL: plain, WINDOWS: with_windows(plain, shape)}
     clock = clock_of(args)
@@ -67,8 +67,8 @@ def with_windows(plain: Path, shape: Shape) -> Path:
 
 
 def engine_behind(path: Path, args: Namespace, batch: int, rounds: int) -> Engine:
-    """Return an engine whose `batch` requests decode behind `args.history` tokens that were never computed."""
-    filling = batch * (1 + -(-args.history // CHUNK))  # steps in which the first requests decode already
+    """Return an engine whose `batch` requests decode after `args.history` tokens that were never computed."""
+    filling = batch * (1 + -(-args.history // CHUNK))  # steps in which the first requests are already decoding
     answer = NEW * (rounds + 3) + filling
     length = args.history + answer
     limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=CHUNK, chunked_prefill_size=CHUNK)

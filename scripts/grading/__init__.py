@@ -1,1 +1,1 @@
-"""Course machinery. Turns checks of what students hand in into points, for people and for programs."""
+"""Course machinery. Turns checks of students' submissions into points, for people and for programs."""

@@ -1,7 +1,7 @@
-"""Course machinery. Checks what a student hands in: a copy of it, in a process of its own, with the course's own tests.
+"""Course machinery. Checks a student's submission: a copy of it, in a separate process, with the course's own tests.
 
-Only Python files of the lesson's folder are copied. The progress file stays behind, so what it claims counts for
-nothing, and so do links, which could lead to the reference.
+Only Python files of the lesson's folder are copied. The progress file is not, so its claims do not count, and neither
+are links, which could lead to the reference.
 """
 
 import json
@@ -62,9 +62,9 @@ def checked(lesson: Lesson, places: Places, work: Path, seconds: float) -> Grade
 
 
 def verdict_of(lesson: Lesson, places: Places, work: Path, seconds: float, *options: str) -> dict | str:
-    """Run `check N --json` with `work` as the student's folder. Return what it prints, or why it printed no verdict.
+    """Run `check N --json` with `work` as the student's folder. Return its verdict, or why it printed none.
 
-    In what it prints, that folder is called work.
+    In its output, that folder is called work.
     """
     command = [sys.executable, "-m", "lessons", "check", str(lesson.number), "--json", *options]
     environment = os.environ | {WORK_VARIABLE: str(work), ROOT_VARIABLE: str(places.root), "PYTHONUTF8": "1"}

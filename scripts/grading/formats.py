@@ -16,12 +16,12 @@ MARKS = {"done": "✓", "equal": "✓"}
 
 
 def totals(found: Sequence[Graded]) -> tuple[int, int]:
-    """Return the points and the most that there are."""
+    """Return the points and the most possible."""
     return sum(one.points for one in found), sum(one.most for one in found)
 
 
 def markdown(found: Sequence[Graded], student: str = "") -> str:
-    """Return a heading, a table with a row for each item, and what the checks say first, folded."""
+    """Return a heading, a table with a row for each item, and the checks' first findings, folded."""
     points, most = totals(found)
     name = f"{cell(student)}: " if student else ""
     lines = [f"## {name}{points} of {most} points", "", "| lesson | | state | points |", "| --- | --- | --- | ---: |"]

@@ -1,8 +1,8 @@
-"""Course machinery. Points: so many for each task that is done; for equal tokens half as many as for all tasks.
+"""Course machinery. Points: an equal number for each finished task; for equal tokens half as many as for all tasks.
 
 Two thirds of a lesson's points are its tasks', in equal parts; one third is for the smoke script's tokens, which are
-compared only once every task is written. Points are whole numbers. What could not be checked earns nothing and says
-why. Hints, solutions and the progress file play no part.
+compared only once every task is written. Points are whole numbers. Anything that could not be checked earns nothing and
+says why. Hints, solutions and the progress file do not count.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Graded:
-    """A lesson's points. finding: what the check says first, in a sentence or two. seconds: what it took."""
+    """A lesson's points. finding: the check's first finding, in a sentence or two. seconds: its duration."""
 
     lesson: int
     title: str
@@ -57,7 +57,7 @@ class Graded:
 
 
 def graded(lesson: Lesson, verdict: Mapping[str, Any]) -> Graded:
-    """Turn what `check N --all --json` printed into points."""
+    """Turn the output of `check N --all --json` into points."""
     states = {found["number"]: found["state"] for found in verdict["tasks"]}
     tokens = verdict["smoke"]["state"]
     return Graded(
@@ -70,7 +70,7 @@ def graded(lesson: Lesson, verdict: Mapping[str, Any]) -> Graded:
 
 
 def nothing(lesson: Lesson, why: str, state: str = "NOT CHECKED") -> Graded:
-    """No points for a lesson that could not be checked at all, and why."""
+    """Return no points for a lesson that could not be checked at all, with the reason."""
     states = {task.number: state for task in lesson.tasks}
     return Graded(lesson.number, lesson.title, items_of(lesson, states, state), why, 0.0)
 
@@ -90,6 +90,6 @@ def items_of(lesson: Lesson, states: Mapping[int, str], tokens: str) -> tuple[It
 
 
 def finding_of(advice: Mapping[str, Any]) -> str:
-    """Return the headline and the lines that explain it, without commands and paths of the machine that graded."""
+    """Return the headline and the lines that explain it, without commands and paths of the grading machine."""
     lines: Sequence[str] = [line for line in advice["lines"] if not line.startswith(("Test:", "python -m"))]
     return "\n".join([advice["headline"], *lines])

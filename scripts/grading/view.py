@@ -1,4 +1,4 @@
-"""Course machinery. What a person sees of grading: a bar while it runs, then a table with a line for each student."""
+"""Course machinery. The view of grading: a bar while it runs, then a table with a line for each student."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ def counted(jobs: Sequence[T], name: Callable[[T], str]) -> Iterator[T]:
 
 
 def show_class(found: Mapping[str, Sequence[Graded]]) -> None:
-    """Print a line for each student; below it, what the check of each unfinished lesson says first."""
+    """Print a line for each student; below it, the first finding of each unfinished lesson."""
     console = make_console()
     lessons = [one.lesson for one in next(iter(found.values()))]
     columns = [Column("student", is_text=True), *(Column(f"lesson {number}") for number in lessons), Column("points")]

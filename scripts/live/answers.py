@@ -1,6 +1,6 @@
 """Course machinery. The pool under the pocket model in a page: lesson 2's allocator gives its tokens slots.
 
-The model runs in JavaScript; it asks here where K and V of its next token go, and keeps them there.
+The model runs in JavaScript; it asks here for the slots of its next token's K and V, and keeps them there.
 """
 
 from typing import Any
@@ -11,12 +11,12 @@ from scripts.traces.tape import listed, plural
 from mini_engine.errors import OutOfBlocks, UserError
 
 SETTINGS = {"blocks": 16, "size": 4}
-MOST_PROMPT, MOST_ANSWER = 32, 24  # tokens; together they fit into the pool
+MOST_PROMPT, MOST_ANSWER = 32, 24  # tokens; together they fit in the pool
 TITLE = "The pocket model's pool"
 
 
 class Answers(Pool):
-    """A pool in which a prompt and its answer grow, one request after another. The oldest leaves when room runs out."""
+    """A pool in which a prompt and its answer grow, one request after another. If it is full, the oldest one leaves."""
 
     title = TITLE
 
@@ -46,7 +46,7 @@ class Answers(Pool):
 def fed(texts: list[dict[str, Any]]) -> dict[str, Any]:
     """Replay requests in one pool.
 
-    texts: in order of arrival, each with `name`, `tokens` (their texts), and how many are its `prompt` and are `fed`.
+    texts: in order of arrival, each with `name`, `tokens` (their texts), and the numbers of `prompt` and `fed` tokens.
 
     Returns:
         the trace of the last one, and its `slots`, one for each token fed.

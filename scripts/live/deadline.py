@@ -1,4 +1,4 @@
-"""Course machinery. Ends code that does not finish, where there are no threads: counts its branches and calls.
+"""Course machinery. Ends code that does not finish, without threads: counts its branches and calls.
 
 Takes the place of lessons/_course/child/course_deadline.py in a page, with the same names. A loop that never enters
 Python code again, such as `sum(itertools.count())`, can only be ended from outside: the page ends its worker.
@@ -15,7 +15,7 @@ from lessons._course.child.course_calls import Place, in_words, own_calls, unend
 
 monitoring: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on; a page has 3.14
 HUNG = 86
-EVERY = 2000  # events between two looks at the clock
+EVERY = 2000  # events between two readings of the clock
 TOOL = 4  # an id of sys.monitoring that no debugger, profiler or coverage tool uses
 
 

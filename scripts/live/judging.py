@@ -18,14 +18,14 @@ from lessons._course.runner import Command
 from lessons._course.student import StudentFile, starter_of, student_files
 from lessons._course.verdict import Verdict, judge
 
-OURS = ("mini_engine", "tests")  # what a check imports anew
+OURS = ("mini_engine", "tests")  # imported afresh for each check
 NEEDS_A_THREAD = "KV_COURSE_LAST_SECONDS"
 UNWRITTEN = re.compile(r"^( +)raise NotImplementedError\(.*\)$", re.MULTILINE)
 OPTIONS = ("--capture=sys", "-p", "no:faulthandler", "-p", "no:threadexception")
 
 
 class InPage:
-    """A `Launch` that runs pytest in this process. It has ended when it has been made."""
+    """A `Launch` that runs pytest in this process, to its end, when it is created."""
 
     def __init__(self, command: Command) -> None:
         import pytest
@@ -40,12 +40,12 @@ class InPage:
         return self.code
 
     def kill(self) -> None:
-        """Nothing is left to kill."""
+        """Do nothing: the run has ended."""
 
 
 @contextlib.contextmanager
 def environment(command: Command, ours: tuple[str, ...] = OURS) -> Iterator[None]:
-    """Set up what a process of its own would have: variables, the path, the overlay, no module of `ours` imported."""
+    """Set up the environment of a separate process: variables, the path, the overlay, no module of `ours` imported."""
     before, path, finders, modules = dict(os.environ), list(sys.path), list(sys.meta_path), dict(sys.modules)
     folder, limit = Path.cwd(), sys.getrecursionlimit()
     forget(ours)
@@ -72,7 +72,7 @@ def is_in(name: str, packages: tuple[str, ...]) -> bool:
 
 
 def forget(packages: tuple[str, ...]) -> None:
-    """Make the next import of these packages a fresh one."""
+    """Drop these packages' modules, so that the next import is a fresh one."""
     for name in [name for name in sys.modules if is_in(name, packages)]:
         del sys.modules[name]
 
@@ -102,7 +102,7 @@ def verdict(
 
 
 def as_data(found: Verdict) -> dict[str, Any]:
-    """Return what a page shows: the advice, the tests in order and those it cannot run, the result for programs."""
+    """Return the page's data: the advice, the tests in order and those it cannot run, the result for programs."""
     tests = [{"name": result.test, "outcome": result.outcome} for result in found.report.results]
     notes = [note.as_dict() for note in found.notes]
     return found.as_dict() | {"tests_run": tests, "notes": notes, "not_checked": found.report.skipped}

@@ -1,4 +1,4 @@
-"""Course machinery. Nested lists of numbers, which are what `small_torch` has of tensors."""
+"""Course machinery. Nested lists of numbers, the data of `small_torch`'s tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ def shape_of(data: Data) -> tuple[int, ...]:
 
 
 def plain(key: Any) -> Any:
-    """Return an index as numbers: of a tensor, or as it is."""
+    """Return an index as numbers: a tensor's data, or the index unchanged."""
     return key.tolist() if hasattr(key, "tolist") else key
 
 

@@ -16,14 +16,14 @@ MINE = Path("work/lab")
 
 
 def answer(root: str, kind: str, question: str, tell: Callable[[str], None] = lambda text: None) -> str:
-    """Answer one question of a page. tell: called with each sign of life."""
+    """Answer one question of a page. tell: called with progress, as a heartbeat."""
     asked = json.loads(question)
     work = {"lab": lab, "check": check, "prepare": prepare, "pocket": pocket}[kind]
     return json.dumps(work(Path(root), asked, tell))
 
 
 def prepare(root: Path, asked: dict[str, Any], tell) -> dict[str, Any]:
-    """Import what takes seconds, so that the first check does not wait for it."""
+    """Import slow modules ahead of time, so that the first check does not wait for them."""
     import hypothesis.stateful  # noqa: F401
     import pytest  # noqa: F401
 
@@ -34,8 +34,8 @@ def lab(root: Path, asked: dict[str, Any], tell) -> dict[str, Any]:
     """Play a scenario. asked: lab, settings, do or seed, and `mine`, the reader's own modules by path.
 
     Returns:
-        the trace as `tape` writes it, with the settings and events that made it and the frame in which most is held;
-        or `error`, a sentence; or `stopped`, where the reader's own code cannot be run, and why.
+        the trace as `tape` writes it, with its settings and events and the frame in which most blocks are held; or
+        `error`, a sentence; or `stopped`, the reason the reader's own code cannot be run.
     """
     own = {}
     if not asked.get("mine"):
@@ -85,7 +85,7 @@ def play(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def pocket(root: Path, asked: dict[str, Any], tell) -> dict[str, Any]:
-    """Return the slots of a text that the pocket model continues, and the pool's trace. asked: texts."""
+    """Return the slots of a text that the pocket model continues, and the pool's trace. asked: `texts`."""
     from scripts.live.answers import fed
 
     try:

@@ -1,7 +1,7 @@
-"""Course machinery. The few tensors of a page, which has no torch: nested lists with a shape.
+"""Course machinery. A few tensor operations for a page, which has no torch: nested lists with a shape.
 
-Lessons 0 and 1 plan with index tensors and choose by logits; their tests check that with a handful of numbers. What is
-here gives torch's answers for it (tests/course/test_small_torch.py); anything else raises NotInThePage, as before.
+Lessons 0 and 1 plan with index tensors and choose by logits; their tests check that with a handful of numbers. The
+operations here give torch's results (tests/course/test_small_torch.py); anything else raises NotInThePage.
 """
 
 import random
@@ -13,7 +13,7 @@ from scripts.live.nested import Data, both, each, filled_like, flat, nested, pic
 
 
 class NotInThePage(RuntimeError, AttributeError):
-    """Code that needs tensors was run where there are none. An AttributeError, too, so that hasattr says no."""
+    """Code that needs tensors was run where there are none. Also an AttributeError, so that hasattr returns False."""
 
 
 class Dtype(NamedTuple):

@@ -1,7 +1,7 @@
-"""Course machinery. Placeholders for the tensor libraries, which a page does not have.
+"""Course machinery. Placeholders for the tensor libraries, which are missing in a page.
 
-The engine's decisions need no tensors, but some of them share a module with code that does. With placeholders these
-modules can be imported; to compute with one raises NotInThePage.
+The engine's decisions need no tensors, but some share a module with code that does. With placeholders these modules can
+be imported; computing with one raises NotInThePage.
 """
 
 import sys
@@ -17,7 +17,7 @@ LIBRARIES = ("torch", "safetensors")
 
 
 class Absent(type):
-    """The metaclass of placeholders: they can be annotated with, derived from and decorated with, and no more."""
+    """The metaclass of placeholders, which can only serve as annotations, base classes and decorators."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -39,7 +39,7 @@ def placeholder(name: str) -> Absent:
 
 
 class AbsentModule(ModuleType):
-    """A module in which every name is a placeholder, but for torch's few that `small_torch` has."""
+    """A module in which every name is a placeholder, except for those of torch's that `small_torch` has."""
 
     __path__: ClassVar[list[str]] = []
 
@@ -66,6 +66,6 @@ class Finder(Loader):
 
 
 def install() -> None:
-    """Stand in for the libraries that are not installed. Idempotent."""
+    """Install placeholders for the missing libraries. Idempotent."""
     if find_spec("torch") is None:
         sys.meta_path.insert(0, Finder)  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""Course machinery. What `scripts/report.py` measures of a machine, and the report that it writes."""
+"""Course machinery. The measurements of a machine by `scripts/report.py`, and the report that it writes."""

@@ -1,4 +1,4 @@
-"""Course machinery. What a machine is: processor, memory, GPU, versions, the state of the source."""
+"""Course machinery. Facts about a machine: processor, memory, GPU, versions, the state of the source."""
 
 import ctypes
 import importlib.metadata
@@ -37,7 +37,7 @@ def describe() -> Machine:
 
 
 def system() -> str:
-    """Return the system's name and version, without the names that a builder gives to a kernel."""
+    """Return the system's name and version, without a kernel build's own names."""
     name = platform.system() or "unknown"
     if name == "Darwin":
         return f"macOS {platform.mac_ver()[0]}"
@@ -47,7 +47,7 @@ def system() -> str:
 
 
 def cores() -> int:
-    """Return how many processors this process may use."""
+    """Return the number of processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -89,7 +89,7 @@ def half_dtype() -> tuple[str, str]:
 
 
 def memory_bytes(wanted: str = "MemTotal") -> int | None:
-    """Return the machine's memory in bytes, or "MemAvailable", where the system says; otherwise None."""
+    """Return the machine's memory in bytes, or "MemAvailable", if the system reports it; otherwise None."""
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith(f"{wanted}:"):

@@ -1,8 +1,8 @@
-"""Course machinery. The attention kernels beside the reference: each that works here, on the same small batch.
+"""Course machinery. The attention kernels against the reference: each that works here, on the same small batch.
 
-The reference runs in float64 on what the kernels get in their own dtype, so an error is a kernel's alone; only the
-rotation of int4's queries is float32 on both sides. The batch has decode rows, a chunk behind a history and a whole
-prompt. Whatever no sequence owns is NaN.
+The reference runs in float64 on the kernels' own inputs in their dtype, so an error is a kernel's alone; only the
+rotation of int4's queries is float32 on both sides. The batch has decode rows, a chunk after a history and a whole
+prompt. Slots that no sequence owns are NaN.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ LIMITS = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 FAMILIES = {"attention": registry.KERNEL_NAMES[1:], "window": ("reference", "torch", "cpu", "triton")}
 FAMILIES |= dict.fromkeys(("int8", "int4"), ("torch", "cpu", "triton"))
 FAMILIES |= {"latents": ("reference", "blockwise", "torch", "cpu")}
-ONLY_ON = {"cpu": "cpu", "triton": "cuda"}  # the device that a kernel is for; others run on both
+ONLY_ON = {"cpu": "cpu", "triton": "cuda"}  # kernels for one device; others run on both
 
 
 class Batch(NamedTuple):
@@ -39,12 +39,12 @@ class Batch(NamedTuple):
     scale: float
 
     def to(self, device: str, dtype: torch.dtype) -> "Batch":
-        """Return it on a device, with numbers (but not rows of bytes) in a dtype."""
+        """Return the batch on a device, with numbers (but not rows of bytes) in a dtype."""
         tensors = (x.to(device, dtype if x.is_floating_point() else x.dtype) for x in self.tensors)
         return Batch(tuple(tensors), tuple(x.to(device) for x in self.tables), self.scale)  # type: ignore[arg-type]
 
     def answer(self, kernel: Callable[..., Tensor]) -> Tensor:
-        """Run a kernel; return what it says on the CPU, in float64."""
+        """Run a kernel; return its result on the CPU, in float64."""
         return kernel(*self.tensors, *self.tables, self.scale).double().cpu()
 
 
@@ -73,7 +73,7 @@ def attention_batch() -> Batch:
 
 
 def row_batch(name: str) -> Batch:
-    """Return lesson 17's inputs: the same with rows of bytes. NaN has no row: what no sequence owns is zero."""
+    """Return lesson 17's inputs: the same with rows of bytes. NaN has no row, so unowned slots are zero."""
     from mini_engine.quantized.formats import FORMATS
 
     batch = attention_batch()
@@ -88,7 +88,7 @@ def latent_batch() -> Batch:
 
 
 class Family(NamedTuple):
-    """Kernels with one contract: inputs, the specification, and what loads a kernel by its name."""
+    """Kernels with one contract: inputs, the specification, and the loader of a kernel by name."""
 
     batch: Callable[[], Batch]
     specification: Callable[..., Tensor]
@@ -118,7 +118,7 @@ def family(name: str) -> Family:
 
 
 def asked() -> list[dict[str, Any]]:
-    """Return what there is to check on this machine: family, kernel, dtype and device."""
+    """Return the checks for this machine: family, kernel, dtype and device."""
     device, half = half_dtype()
     found = []
     for group, names in FAMILIES.items():
@@ -130,7 +130,7 @@ def asked() -> list[dict[str, Any]]:
 
 
 def check(group: str, name: str, dtype: str, device: str) -> KernelCheck:
-    """Run one kernel beside the reference. A kernel that cannot work here is left out; the sentence says why."""
+    """Compare one kernel with the reference. A kernel that cannot work here is left out, with the reason."""
     found = KernelCheck(f"{group}: {name}", dtype, device, "ok", limit=LIMITS[dtype])
     kinds = family(group)
     batch = kinds.batch().to("cpu", DTYPES[dtype])
@@ -144,7 +144,7 @@ def check(group: str, name: str, dtype: str, device: str) -> KernelCheck:
     error = float(difference / expected.abs().max())
     if error <= LIMITS[dtype]:
         found.error = error
-    else:  # NaN, too
+    else:  # includes NaN
         found.status, found.error = "failed", error if error < float("inf") else None
         found.why = f"it is off by {error:.2g}; at most {LIMITS[dtype]:.0e} may be rounding"
     return found

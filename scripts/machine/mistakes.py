@@ -1,4 +1,4 @@
-"""Course machinery. Checks data against a JSON Schema that has only the words which `scripts.machine.schema` writes."""
+"""Course machinery. Checks data against a JSON Schema, as far as `scripts.machine.schema` uses its keywords."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ TYPES: dict[str, Any] = {
 
 
 def mistakes(data: Any, schema: dict[str, Any], place: str) -> list[str]:
-    """Return what is wrong with `data`, a sentence each. Knows the words of JSON Schema that `schema` uses."""
+    """Return the mistakes in `data`, a sentence each. Supports the JSON Schema keywords that `schema` uses."""
     if "anyOf" in schema:
         found = [mistakes(data, each, place) for each in schema["anyOf"]]
         return [] if [] in found else found[0]
@@ -31,7 +31,7 @@ def mistakes(data: Any, schema: dict[str, Any], place: str) -> list[str]:
 
 
 def in_object(data: dict[str, Any], schema: dict[str, Any], place: str) -> list[str]:
-    """Return what is wrong with an object."""
+    """Return the mistakes in an object."""
     known, others = schema.get("properties", {}), schema["additionalProperties"]
     found = [f"{place} lacks {name!r}" for name in schema.get("required", ()) if name not in data]
     for name, value in data.items():
@@ -45,7 +45,7 @@ def in_object(data: dict[str, Any], schema: dict[str, Any], place: str) -> list[
 
 
 def in_value(data: Any, schema: dict[str, Any], place: str) -> list[str]:
-    """Return what is wrong with a text or a number."""
+    """Return the mistakes in a string or a number."""
     if isinstance(data, str):
         if len(data) > schema["maxLength"]:
             return [f"{place} has {len(data)} characters; at most {schema['maxLength']} are allowed"]

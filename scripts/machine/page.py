@@ -22,7 +22,7 @@ SAYS = {
 
 
 def save(report: Report, folder: Path) -> None:
-    """Write report.json and report.md, each at once: a reader, or a crash, never meets half a file.
+    """Write report.json and report.md, each atomically: neither a reader nor a crash leaves half a file.
 
     Raises:
         UserError: a file cannot be written.
@@ -137,7 +137,7 @@ def speeds(report: Report) -> str:
 
 
 def comparisons(report: Report) -> str:
-    """Return the table of what was compared on a GPU."""
+    """Return the table of comparisons on a GPU."""
     rows = []
     for one in report.comparisons:
         cells = (figure(one.first_ms), figure(one.second_ms), figure(one.times), str(one.equal))
@@ -156,7 +156,7 @@ def comparisons(report: Report) -> str:
 
 
 def reasons(report: Report) -> list[str]:
-    """Return a line for each part that is not right, with its sentence; parts with one sentence share a line."""
+    """Return a line for each part that is not right, with the reason; parts with the same reason share a line."""
     found: dict[tuple[str, str], list[str]] = {}
     for part in report.parts:
         if part.status != "ok":
@@ -165,7 +165,7 @@ def reasons(report: Report) -> list[str]:
 
 
 def name_of(part: object) -> str:
-    """Return what a part is called in a sentence."""
+    """Return a part's name for a sentence."""
     known = vars(part)
     if "title" in known:
         return f"lesson {known['number']}"
@@ -194,7 +194,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> s
 
 
 def folded(titles: Sequence[str], rows: Sequence[Sequence[str]], sizes: list[int], over: int) -> list[list[str]]:
-    """Return rows whose widest column goes on in a row below, so that the table is `over` narrower."""
+    """Return rows whose widest column continues in the row below, so that the table is `over` narrower."""
     widest = sizes.index(max(sizes))
     room = max(8, cell_len(titles[widest]), sizes[widest] - over)
     found = []

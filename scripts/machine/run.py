@@ -1,7 +1,7 @@
-"""Course machinery. Runs a report's parts one after the other within a time, and keeps what it has after each.
+"""Course machinery. Runs a report's parts one after the other within a time limit, and saves after each.
 
 Tokens come first, and end while a third of the time is left: a lesson that hangs takes that long. A later part that
-would not end in time is left out, and says so; one that hangs is ended when the time is up. Ctrl-C ends what is left.
+would not end in time is left out, with the reason; one that hangs is ended when the time is up. Ctrl-C ends the rest.
 """
 
 import subprocess
@@ -32,7 +32,7 @@ Tell = Callable[[str], None]
 
 @dataclass
 class Clock:
-    """The time that a report may take."""
+    """The time limit of a report."""
 
     limit: float
     began: float
@@ -48,9 +48,9 @@ class Clock:
 
 @dataclass
 class Step:
-    """Something to measure: what the progress bar calls it, what becomes of it, and the request to the worker.
+    """Something to measure: its name in the progress bar, its part of the report, and the request to the worker.
 
-    kind: steps of one kind grow alike with `at_once`; a process is started anew for kernels and for speeds.
+    kind: steps of one kind scale alike with `at_once`; kernels and speeds each get a new process.
     """
 
     name: str
@@ -68,16 +68,16 @@ class Run:
         self.clock = Clock(limit, time.monotonic())
         self.lessons = pick_lessons(Places.find(), QUICK_LESSONS if report.quick else None)
         self.kernels, self.measured = list(kernel_steps(report)), list(speed_steps(report))
-        self.took: dict[str, tuple[int, float]] = {}  # the last step of a kind: its requests, seconds of a round
+        self.took: dict[str, tuple[int, float]] = {}  # the last step of each kind: its requests, seconds of a round
         report.lessons = [Lesson(one.number, one.title, "missing", why=STOPPED) for one in self.lessons]
 
     @property
     def num_steps(self) -> int:
-        """How many times `tell` is called."""
+        """The number of calls of `tell`."""
         return len(self.lessons) + len(self.kernels) + len(self.measured) + 1
 
     def everything(self) -> None:
-        """Run all parts. KeyboardInterrupt passes through; what was found by then is in the report."""
+        """Run all parts. KeyboardInterrupt propagates; results so far are in the report."""
         try:
             self.tokens()
             self.all_kernels()
@@ -87,7 +87,7 @@ class Run:
             self.keep()
 
     def keep(self) -> None:
-        """Save what there is."""
+        """Save the results so far."""
         self.report.seconds = round(self.clock.gone, 1)
         self.save(self.report)
 
@@ -102,14 +102,14 @@ class Run:
                 self.report.lessons[numbers.index(result.lesson.number)] = of_lesson(result)
                 self.keep()
                 self.tell(f"tokens of the lessons: {result.lesson.title}")
-                if self.clock.left < patience:  # the next one may take so long
+                if self.clock.left < patience:  # the next one may take this long
                     break
         for lesson in self.report.lessons:
             if lesson.status == "missing":
                 lesson.why = f"there was no time: {self.clock.left:.0f} s were left"
 
     def all_kernels(self) -> None:
-        """Run the kernels beside the reference. After a crash the others go on in a new process."""
+        """Compare the kernels with the reference. After a crash, the rest run in a new process."""
         steps = list(self.kernels)
         while steps:
             with Peer("kernels", worker=WORKER) as peer:
@@ -117,7 +117,7 @@ class Run:
                     pass
 
     def speeds(self) -> None:
-        """Measure speeds, and on a GPU what is to be compared."""
+        """Measure speeds, and on a GPU the comparisons."""
         if not self.measured:
             return
         with Peer("speeds", worker=WORKER) as peer:
@@ -137,7 +137,7 @@ class Run:
                     lost = sentence(f"the process ended before, in {step.name}")
 
     def one(self, peer: Peer, step: Step) -> bool:
-        """Run a step. Return whether its process can go on."""
+        """Run a step. Return True if its process can go on."""
         self.tell(step.name)
         if short := self.too_long(step):
             step.part.why = short
@@ -164,7 +164,7 @@ class Run:
 
 
 def still_runs(peer: Peer) -> bool:
-    """Return whether a process that answered with an error can answer more. One that was killed needs a moment."""
+    """Return True if a process that answered with an error is still alive. A killed one needs a moment to end."""
     try:
         peer.process.wait(timeout=0.5)
     except subprocess.TimeoutExpired:
@@ -173,7 +173,7 @@ def still_runs(peer: Peer) -> bool:
 
 
 def of_lesson(result: Result) -> Lesson:
-    """Return what a smoke script found."""
+    """Return the result of a smoke script."""
     lesson = result.lesson
     device = str(result.report.get("device", ""))
     found = Lesson(lesson.number, lesson.title, "ok", device, result.tokens, result.equal_tokens)
@@ -188,7 +188,7 @@ def of_lesson(result: Result) -> Lesson:
 
 
 def sentence(text: str) -> str:
-    """Return a text as a line without this machine's paths that fits into a report."""
+    """Return a text as one line that fits in a report, without this machine's paths."""
     line = " ".join(text.split())
     for path, name in ((str(ROOT), "the repository"), (str(Path.home()), "~")):
         line = line.replace(path, name) if len(path) > 1 else line
@@ -223,7 +223,7 @@ def speed_steps(report: Report) -> Iterator[Step]:
 
 
 def check_place(folder: Path) -> None:
-    """Raise UserError unless files can be written to a folder, which is made if necessary."""
+    """Raise UserError unless files can be written to a folder, which is created if necessary."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / "report.json.new"

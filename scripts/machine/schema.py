@@ -3,8 +3,8 @@
     python -m scripts.machine.schema            write report.schema.json
     python -m scripts.machine.schema --check    exit 1 if it is out of date
 
-The schema has only words that `mistakes` knows, so a report can be checked without another package. Text is limited in
-length: reports come from strangers.
+The schema has only keywords that `mistakes` supports, so a report can be checked without another package. Text is
+limited in length: reports come from strangers.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Gpu:
 
 @dataclass
 class Machine:
-    """Where it ran, and what. load: processes that wanted a processor when it began, where the system says."""
+    """The machine and the checkout. load: runnable processes at the start, if the system reports it."""
 
     cpu: str
     architecture: str
@@ -58,7 +58,7 @@ class Machine:
 
 @dataclass
 class Lesson:
-    """A lesson's smoke script: its tokens beside Hugging Face's, in float32. device: "" if it did not get so far."""
+    """A lesson's smoke script: its tokens against Hugging Face's, in float32. device: "" if it did not get that far."""
 
     number: int
     title: str
@@ -85,7 +85,7 @@ class KernelCheck:
 
 @dataclass
 class Rates:
-    """What the machine's memory and arithmetic reach in this run, without an engine."""
+    """The machine's memory and arithmetic rates in this run, without an engine."""
 
     device: str
     read_gb_s: float
@@ -94,7 +94,7 @@ class Rates:
 
 @dataclass
 class Model:
-    """What the speeds were measured with: random weights of a shape."""
+    """The model used for the speeds: random weights of a shape."""
 
     shape: str
     dtype: str
@@ -106,7 +106,7 @@ class Model:
 class Speed:
     """One load. Prompt tokens a second for prefill, new tokens a second of decode alone, and of whole answers.
 
-    memory_share: bytes that a decode step has to read over its time, as a part of what the memory reaches.
+    memory_share: bytes that a decode step has to read over its time, as a part of the memory rate.
     times: a shared beginning against as many prompts that share nothing; above 1, sharing is faster.
     """
 
@@ -138,7 +138,7 @@ class Comparison:
 
 @dataclass
 class Report:
-    """Everything. finished: it was not stopped; parts may be missing all the same if the time was up."""
+    """The whole report. finished: it was not stopped; parts may still be missing if the time was up."""
 
     when: str
     quick: bool
@@ -203,7 +203,7 @@ def from_json(data: Any) -> Report:
     """Return the report that `data` describes.
 
     Raises:
-        ValueError: it is none; the sentence names the first mistake and its place.
+        ValueError: it is not a report; the message names the first mistake and its place.
     """
     if found := mistakes(data, schema(), "the report"):
         raise ValueError(found[0])

@@ -1,7 +1,7 @@
-"""Course machinery. Decode, prefill and a shared beginning at 1, 8 and 32 requests; on a GPU, two ways to run a step.
+"""Course machinery. Speed of decode, prefill and a shared beginning at 1, 8 and 32 requests; on a GPU, of two ways.
 
 The model is random weights of a shape, so nothing is downloaded. Each load runs in turns with reading memory, which
-gives its share of what the memory reaches. The first round of a load warms up, if there is time for another.
+gives its share of the memory rate. The first round of a load warms up, if there is time for another.
 """
 
 import random
@@ -29,21 +29,21 @@ from mini_engine.parts import with_layers
 
 AT_ONCE = (1, 8, 32)
 PROMPT, NEW, LONG_PROMPT = 64, 32, 128  # tokens of a decode's prompt and answer, and of a prefill's prompt
-COMMON, OWN, SHARED_NEW = 256, 16, 16  # tokens of a shared beginning, behind it, and of the answer
+COMMON, OWN, SHARED_NEW = 256, 16, 16  # tokens of a shared beginning, after it, and of the answer
 STEP_TOKENS = 2048
-ROUNDS = 5  # at most, after the one that warms up
+ROUNDS = 5  # at most, after the warm-up
 NEEDED_BYTES = 6 * GIB  # for the larger model, its packed copy, its pool and everything else
 LOADS = ("decode", "prefill", "shared beginning")
 
 
 def shape_for(quick: bool) -> str:
-    """Return the shape to measure with: Qwen3-0.6B's, or the small one to be quick or where memory is short."""
+    """Return the shape to measure with: Qwen3-0.6B's, or the small one with --quick or little memory."""
     free = memory_bytes("MemAvailable")
     return "small" if quick or (free is not None and free < NEEDED_BYTES) else "0.6B"
 
 
 def jobs_of(name: str, at_once: int, vocab_size: int) -> Jobs:
-    """Return a load: each prompt with the number of tokens it wants. The same ids in every run."""
+    """Return a load: each prompt with its number of tokens to generate. The same ids in every run."""
     chance = random.Random(at_once)
 
     def ids(count: int) -> list[int]:
@@ -60,7 +60,7 @@ def jobs_of(name: str, at_once: int, vocab_size: int) -> Jobs:
 
 
 def in_turns(contenders: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[Any]]:
-    """Run all contenders in turns for about so many seconds. Return their results, without the first if there is more.
+    """Run all contenders in turns for about `seconds`. Return their results, without the first one if there are more.
 
     `take_turns` has a fixed number of rounds; here one call may take a millisecond or a minute.
     """
@@ -87,7 +87,7 @@ class Bench:
         self.engine = self.make()
 
     def load(self, backend: str) -> Any:
-        """Return the model with a backend's layers, with weights of its own."""
+        """Return the model with a backend's layers and its own weights."""
         return with_layers(load(self.directory, self.dtype, self.device), backend)
 
     def make(self, model: Any = None, capture: Any = None, **options: Any) -> Engine:
@@ -100,7 +100,7 @@ class Bench:
         return assemble(model or self.model, config, capture=capture)
 
     def about(self) -> Model:
-        """Say what is measured."""
+        """Describe the measured model."""
         return Model(self.shape, self.dtype, self.device, round(self.weight_bytes / 1e9, 3))
 
     def rates(self) -> Rates:
@@ -130,7 +130,7 @@ class Bench:
         return speed
 
     def add_decode(self, speed: Speed, found: Mapping[str, list[Any]]) -> None:
-        """Add the figures of decode alone: the time of a step, and its share of what the memory reaches."""
+        """Add the figures of decode alone: the time of a step, and its share of the memory rate."""
         step = median(step_seconds(seen) for seen in found["own"])
         history = speed.at_once * (PROMPT + NEW // 2) * self.model.config.kv_bytes_per_token(self.model.dtype)
         reached = read_bytes(self.device) / median(found["read"])
@@ -157,7 +157,7 @@ PAIRS = ((CAPTURED, EAGER), (TRITON, TORCH))
 
 
 class Pairs:
-    """Engines to compare on a GPU, each made when it is first asked for."""
+    """Engines to compare on a GPU, each created on first use."""
 
     def __init__(self, bench: Bench, capture: Any = None) -> None:
         self.bench, self.capture, self.ways = bench, capture, {}

@@ -1,4 +1,4 @@
-"""Course machinery. Reads reports that came from elsewhere, and says which of them the course's page takes."""
+"""Course machinery. Reads reports from elsewhere, and decides which of them the course's page accepts."""
 
 import json
 from pathlib import Path
@@ -8,14 +8,14 @@ from scripts.machine.schema import Lesson, Report, from_json
 from mini_engine.errors import UserError
 
 LARGEST = 200_000  # bytes
-MOST_STOPPED = 1  # lessons whose script may have ended with an error; the row counts the others
+MOST_STOPPED = 1  # lessons whose scripts may have ended with an error; the row counts the others
 
 
 def read(path: Path) -> Report:
     """Return a report from a file.
 
     Raises:
-        UserError: there is no such file, or it holds no report; the sentence names the first mistake.
+        UserError: there is no such file, or it is not a report; the message names the first mistake.
     """
     try:
         if path.stat().st_size > LARGEST:
@@ -23,17 +23,17 @@ def read(path: Path) -> Report:
         return from_json(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or no report
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or not a report
         raise UserError(f"{path} holds no report: {error or 'it is nested too deeply'}") from error
 
 
 def has_stopped(lesson: Lesson) -> bool:
-    """Whether a lesson's script ended with an error, before it compared a token."""
+    """Return True if a lesson's script ended with an error before it compared a token."""
     return lesson.status == "failed" and not lesson.tokens
 
 
 def why_not(report: Report) -> str:
-    """Return why the course's page does not take a report; "" if it does."""
+    """Return why the course's page does not accept a report; "" if it does."""
     if report.quick:
         return "it was made with --quick"
     if not report.finished:

@@ -1,4 +1,4 @@
-"""Course machinery. Measures in a process of its own, so that a crash or a hang costs a part and not the report.
+"""Course machinery. Measures in a separate process, so that a crash or a hang costs one part and not the report.
 
 A line of JSON in, a line of JSON out, over pipes (`scripts.bench.peer_protocol`):
 
@@ -7,7 +7,7 @@ A line of JSON in, a line of JSON out, over pipes (`scripts.bench.peer_protocol`
     {"do": "speed", "load": "decode", "at_once": 8, "seconds": 10}                              -> a Speed
     {"do": "compare", "first": …, "second": …, "at_once": 8, "seconds": 10}                     -> a Comparison
 
-The answer comes as {"answer": …}, and whatever is raised as {"error": "…"}, a sentence.
+The answer comes as {"answer": …}, any exception as {"error": "…"}, a sentence.
 """
 
 import json
@@ -19,7 +19,7 @@ import scripts.smoke  # noqa: F401 (threads that wait sleep: most machines have 
 
 
 class Parts:
-    """What a process has loaded so far."""
+    """Everything that a process has loaded so far."""
 
     def __init__(self) -> None:
         self.bench: Any = None
@@ -51,12 +51,12 @@ class Parts:
 def main() -> None:
     """Answer requests until the input ends."""
     questions, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a compiler prints goes to stderr
+    os.dup2(2, 1)  # a compiler's output goes to stderr
     parts = Parts()
-    for line in questions:  # not sys.stdin: commands that are called here set its encoding, which one in use refuses
+    for line in questions:  # not sys.stdin: commands called here set its encoding, which fails while it is being read
         try:
             said = {"answer": parts.answer(**json.loads(line))}
-        except KeyboardInterrupt:  # the terminal's Ctrl-C reaches this process, too; the parent says so
+        except KeyboardInterrupt:  # the terminal's Ctrl-C reaches this process too; the parent reports it
             break
         except Exception as error:  # a kernel, a compiler or a driver may raise anything
             lines = str(error).strip().splitlines() or ["it says no more"]

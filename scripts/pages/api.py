@@ -82,7 +82,7 @@ PARTS = (
     ),
     Part(
         "Many readers",
-        "An engine in a thread of its own, for servers. [Lessons 6](l6_text/README.md) and [7](l7_server/README.md).",
+        "An engine in its own thread, for servers. [Lessons 6](l6_text/README.md) and [7](l7_server/README.md).",
         (
             *entries("engine/worker.py", "EngineWorker", "Observer", "QueueFull", "EngineStopped"),
             *entries("engine/jobs.py", "Job", "Answers"),
@@ -169,7 +169,7 @@ PARTS = (
     ),
     Part(
         "Latents",
-        "One small vector for each token, of which all heads make K and V. [Lesson 16](l16_latents/README.md).",
+        "One small vector for each token, from which all heads compute K and V. [Lesson 16](l16_latents/README.md).",
         (
             *entries("latents/weights.py", "load_latents"),
             *entries("latents/latent_config.py", "LatentConfig"),
@@ -182,7 +182,7 @@ PARTS = (
     ),
     Part(
         "Fewer bits",
-        "K and V in 8 or 4 bits, and how to tell what that costs. [Lesson 17](l17_bits/README.md).",
+        "K and V in 8 or 4 bits, and measures of the loss. [Lesson 17](l17_bits/README.md).",
         (
             *entries("quantized/rows.py", "quantize"),
             *entries("quantized/int4_rows.py", "quantize4", "joined"),
@@ -195,7 +195,7 @@ PARTS = (
     ),
     Part(
         "Below the pool",
-        "What leaves the pool is kept in host memory and on disk. [Lesson 12](l12_tiers/README.md).",
+        "Blocks that leave the pool are kept in host memory and on disk. [Lesson 12](l12_tiers/README.md).",
         (
             *entries("tiers/keys.py", "Identity", "chain"),
             *entries("tiers/records.py", "Record", "Wanted", "Kind", "unpack"),
@@ -211,7 +211,7 @@ PARTS = (
     ),
     Part(
         "More than one machine",
-        "Which of several replicas answers. [Lesson 13](l13_machines/README.md).",
+        "Chooses the replica that answers. [Lesson 13](l13_machines/README.md).",
         (
             *entries("distributed/routing/policy.py", "PrefixScore", "RoundRobin", "Policy"),
             *entries("distributed/routing/seen.py", "SeenBlocks"),
@@ -221,7 +221,7 @@ PARTS = (
     ),
     Part(
         "One model, several processes",
-        "A model cut in shares, and what they exchange. [Lesson 18](l18_ranks/README.md).",
+        "Tensor parallelism: a model cut into shares, and their exchanges. [Lesson 18](l18_ranks/README.md).",
         (
             *entries("ranks/processes.py", "Ranks"),
             *entries("ranks/shard.py", "share_of", "part_of", "RankCut"),
@@ -233,7 +233,7 @@ PARTS = (
     ),
     Part(
         "Hand-over",
-        "Prompts that another process computes, and who owns the buffers. [Lesson 19](l19_handover/README.md).",
+        "Prompts computed by another process, and the ownership of buffers. [Lesson 19](l19_handover/README.md).",
         (
             *entries("handover/stage.py", "State", "Event", "Buffers", "Stage", "BrokenProtocol"),
             *entries("handover/protocol.py", "Layout", "Ask", "Cancel", "Filled", "Ended"),
@@ -245,7 +245,7 @@ PARTS = (
     ),
     Part(
         "More than one token a step",
-        "Guesses from the text itself, and what becomes of them. [Lesson 14](l14_speculation/README.md).",
+        "Guesses from the text itself, and their verification. [Lesson 14](l14_speculation/README.md).",
         (
             *entries("speculation/options.py", "Speculation"),
             *entries("speculation/speculator.py", "speculator_of", "Speculator"),
@@ -336,7 +336,7 @@ def is_public(node: ast.AST) -> TypeGuard[Function]:
 
 
 def class_code(node: ast.ClassDef) -> str:
-    """Return how an object is made: a dataclass's fields, an enum's values, or `__init__`."""
+    """Return an object's construction: a dataclass's fields, an enum's values, or `__init__`."""
     bases = f"({', '.join(map(ast.unparse, node.bases))})" if node.bases else ""
     lines = [f"@{ast.unparse(decorator)}" for decorator in node.decorator_list] + [f"class {node.name}{bases}:"]
     fields = [ast.unparse(item).replace("'", '"') for item in node.body if isinstance(item, ast.AnnAssign | ast.Assign)]
@@ -434,7 +434,7 @@ def called_in(tree: ast.AST) -> set[str]:
 
 
 def options_of(path: Path) -> dict[str, list[tuple[str, str]]]:
-    """Map each function to the options that it adds: how each is written, and its help or choices."""
+    """Map each function to the options that it adds: the spelling of each, and its help or choices."""
     found: dict[str, list[tuple[str, str]]] = {}
     for function in definitions(ast.parse(path.read_text(encoding="utf-8"))):
         for node in ast.walk(function):

@@ -1,9 +1,9 @@
-"""Course machinery. The ladder's second picture: what lessons 10 to 19 bought, each measured by its own yardstick.
+"""Course machinery. The ladder's second picture: the gains of lessons 10 to 19, each by its own measure.
 
     python -m scripts.pages.beyond            # draw it
     python -m scripts.pages.beyond --check    # draw nothing; exit 1 if a lesson's page has other figures now
 
-Every figure is read from the lesson's page, where a command stands beside it.
+Every figure is read from the lesson's page, which gives its command.
 """
 
 import re
@@ -25,7 +25,7 @@ NAME, FIRST, ROOM = 30, 150, 84  # where words and bars begin, and a whole bar
 
 @dataclass(frozen=True)
 class Gain:
-    """What one lesson bought: a measure, and patterns of the lesson's page whose groups are its figures."""
+    """The gain of one lesson: a measure, and patterns in the lesson's page whose groups are its figures."""
 
     folder: str
     name: str
@@ -39,7 +39,7 @@ class Gain:
 
     @property
     def figures(self) -> tuple[str, str]:
-        """The figures before and after, as the page writes them.
+        """Return the figures before and after, as written on the page.
 
         Raises:
             ValueError: the page does not have a pattern exactly once.

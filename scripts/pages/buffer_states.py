@@ -18,7 +18,7 @@ OWNERS = {
     State.OWED: "the sender's",
 }
 COLOURS = {State.FREE: "free", State.LENT: "held a", State.FILLED: "held b", State.OWED: "held d"}
-# How an arrow runs, and where its words are: the path, the words' x and y, and how they are aligned.
+# Each arrow's path, its label's x and y, and the label's alignment.
 ARROWS = {
     (State.FREE, State.LENT): ("M162 80H320", 241, 72, "mid"),
     (State.LENT, State.FREE): ("M324 100H166", 241, 118, "mid"),
@@ -36,7 +36,7 @@ def edges() -> dict[tuple[State, State], list[Event]]:
     """Return the events that lead from one state to another.
 
     Raises:
-        ValueError: the table has a way that this picture has no arrow for, or the other way round.
+        ValueError: the table has a transition without an arrow in this picture, or the other way round.
     """
     found: dict[tuple[State, State], list[Event]] = {}
     for (before, event), after in TRANSITIONS.items():
@@ -47,7 +47,7 @@ def edges() -> dict[tuple[State, State], list[Event]]:
 
 
 def words(events: list[Event]) -> str:
-    """Return an arrow's words: the sender's events in italics."""
+    """Return an arrow's label: the sender's events in italics."""
     parts = [f'<tspan font-style="italic">{one.value}</tspan>' if one in SENDERS else one.value for one in events]
     return ", ".join(parts)
 

@@ -1,11 +1,11 @@
-"""Course machinery. The course's picture: six chats grow one tree, and a counter says what was not computed.
+"""Course machinery. The course's picture: six chats grow one tree, and a counter shows the tokens not computed.
 
     python -m scripts.pages.chats            # write the picture, the front page's and the one to embed
     python -m scripts.pages.chats --check    # write nothing; exit 1 if lesson 8's recorded run has changed since
 
-All of it comes from lessons/l8_radix/tree.trace.js, which lesson 8's engine made. A cell is a block of a prompt, in the
-colour of the chat that computed it; a dot below is a chat that found the block instead. `data-at` says in which step of
-the animation a shape appears; assets/show/chats.js plays it, and without a script everything has appeared.
+All of it comes from lessons/l8_radix/tree.trace.js, recorded from lesson 8's engine. A cell is a block of a prompt, in
+the colour of the chat that computed it; a dot below is a chat that found the block instead. `data-at` is the step of
+the animation in which a shape appears; assets/show/chats.js plays it, and without scripts everything is visible.
 """
 
 import json
@@ -28,12 +28,12 @@ COMMAND = "python -m scripts.pages.chats"
 CELL, PITCH, GAP, ROW, TOP, LEFT = 27, 31, 13, 52, 10, 20
 WIDTH, LABEL = 400, 15  # of the picture, and of a question's line in characters
 ASKED = re.compile(r"“(.*?)”")
-Path = tuple[int, ...]  # of a block in the tree: the blocks on its way from the root
+Path = tuple[int, ...]  # of a block in the tree: the blocks from the root to it
 
 
 @dataclass
 class Chat:
-    """One chat: how many of its prompt's tokens were found, and the blocks of its prompt as paths from the root."""
+    """One chat: the number of its prompt's tokens found, and the blocks of its prompt as paths from the root."""
 
     name: str
     tokens: int
@@ -72,7 +72,7 @@ class Place:
 
 
 def places(chats: list[Chat]) -> dict[Path, Place]:
-    """Return where each block is drawn: to the right with its depth, a row for each different prompt."""
+    """Return the place of each block: further right with its depth, a row for each different prompt."""
     paths = list(dict.fromkeys(path for chat in chats for path in chat.paths))
     children: dict[Path, list[Path]] = {path: [] for path in [(), *paths]}
     for path in paths:
@@ -122,14 +122,14 @@ def box(at: Place) -> str:
 
 
 def badge(chat: Chat, leaf: Place, same: list[str]) -> str:
-    """Return the chat's letter behind the last block of its prompt."""
+    """Return the chat's letter after the last block of its prompt."""
     x, y = leaf.x + CELL + 16 + 23 * same.index(chat.name), leaf.y + CELL / 2
     letter = f'<text x="{x:g}" y="{y + 4.5:g}" class="letter">{chat.name}</text>'
     return f'<g class="{chat.name.lower()}"><circle class="disc" cx="{x:g}" cy="{y:g}" r="10"/>{letter}</g>'
 
 
 def ground(chats: list[Chat]) -> Iterator[str]:
-    """Yield what is there from the first step: where blocks will be, the ways between them, the questions."""
+    """Yield the shapes of the first step: the places of blocks, the lines between them, the questions."""
     where = places(chats)
     for path, at in where.items():
         before = where.get(path[:-1])
@@ -162,7 +162,7 @@ ALT = (
 
 
 def steps(chats: list[Chat], size: int) -> list[list]:
-    """Return for each step the tokens found so far, the prompt tokens so far, and what to say."""
+    """Return for each step the tokens found so far, the prompt tokens so far, and a caption."""
     found = tokens = 0
     rows: list[list] = [[0, 0, "Six chats arrive."]]
     for chat in chats:
@@ -208,7 +208,7 @@ def embedded() -> str:
 
 
 def files() -> dict:
-    """Return each file that this writes, and its text."""
+    """Return the files to write, with their texts."""
     style = f"<style>\n{STYLE.read_text(encoding='utf-8').partition('/* The figure */')[0]}</style>"
     alone = svg(' xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif"', style)
     hero = HERO.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Course machinery. Checks that everything generated in the pages is up to date; each command says how to update it.
+"""Course machinery. Checks that all generated parts of the pages are up to date, and names the commands to update them.
 
 python -m scripts.pages.check    a few seconds; exit 1 if something is out of date
 """

@@ -141,7 +141,7 @@ class Module:
         return max(fits)[1]
 
     def is_in(self, place: str) -> bool:
-        """Whether `place` is this module or a package that contains it."""
+        """Return True if `place` is this module or a package that contains it."""
         return self.name == place or self.name.startswith(place + ".")
 
 

@@ -3,8 +3,8 @@
     python -m scripts.pages.handover_figures            # write the page
     python -m scripts.pages.handover_figures --check    # write nothing; exit 1 if the page does not fit the kept run
 
-A prompt that is handed over causes one long gap. The more gaps it lasts, the further out in the tail that one is, so
-the tables have p99.9 and the largest beside p99.
+A prompt that is handed over causes one long gap. The more gaps there are while it is computed, the further out in the
+tail this one is, so the tables have p99.9 and the largest in addition to p99.
 """
 
 import json
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 def ms(value: float) -> str:
-    """Return milliseconds with as many digits as can be trusted."""
+    """Return milliseconds with only the significant digits."""
     return f"{value:,.0f} ms" if value >= 10 else f"{value:.1f} ms"
 
 
@@ -58,7 +58,7 @@ def three_digits(value: float) -> str:
 
 
 def costs(rows: list[Row]) -> str:
-    """Return what is longer with hand-over: one gap for each prompt, and two medians."""
+    """Describe the costs of hand-over: one long gap for each prompt, and two longer medians."""
     *others, handed = rows
     idle = sorted(row["idle ms"] for row in others)
     return (
@@ -86,7 +86,7 @@ def transfer(row: Row) -> str:
 
 
 def conditions(report: Row) -> str:
-    """Return the sentences that say what was run, and where."""
+    """Return the sentences that describe the run and the machine."""
     machine = report["machine"]
     said = "; ".join(report["notes"])
     where = f"{machine['cpu']}, torch {machine['torch']}, load {machine['load']:.1f} at the end, {machine['date']}"

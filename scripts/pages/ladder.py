@@ -23,12 +23,12 @@ Row = dict[str, Any]
 
 
 def table(report: Report) -> str:
-    """Return the table of what each lesson bought, as Markdown."""
+    """Return the table of each lesson's gain, as Markdown."""
     return markdown(report.rows)
 
 
 def costs(report: Report) -> str:
-    """Return the table of what the lessons that are not about speed cost, as Markdown."""
+    """Return the table of costs of the lessons that are not about speed, as Markdown."""
     return markdown(report.more)
 
 
@@ -59,7 +59,7 @@ def in_words(rows: list[Row]) -> str:
 
 
 def machine(report: Report) -> str:
-    """Return a list that says where and on what it was measured."""
+    """Return a list that describes the machine and the run."""
     facts = report.machine
     lines = [report.headline, report.limits, *report.notes, f"Python {facts['python']}"]
     return "".join(f"- {line[0].upper()}{line[1:]}.\n" for line in lines)

@@ -3,8 +3,8 @@
     python -m scripts.pages.lesson_tables            # write both
     python -m scripts.pages.lesson_tables --check    # write nothing; exit 1 if a lesson has changed since
 
-All of it comes from lesson.toml and mkdocs.yml, except two things that stay as they are on the page: the idea of a
-lesson in a few words, and how long its check and its smoke script took.
+All of it comes from lesson.toml and mkdocs.yml, except two things that are kept from the page: the idea of a lesson in
+a few words, and the times of its check and its smoke script.
 """
 
 import sys
@@ -23,7 +23,7 @@ COMMAND = "python -m scripts.pages.lesson_tables"
 
 
 def cells_of(page: str, columns: int) -> dict[str, list[str]]:
-    """Return the rows of the page's tables with so many columns, by their first cell."""
+    """Return the rows of the page's tables with `columns` columns, by their first cell."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:2] == "| "]
     return {row[0]: row for row in rows if len(row) == columns}
 
@@ -33,7 +33,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def home(lessons: list[Lesson], page: str) -> str:
-    """Return what each lesson is about, takes, needs and bought."""
+    """Return the home page's table: each lesson's idea, minutes, needs and gain."""
     head = ["", "lesson", "the idea", "minutes", "needs", "what it bought"]
     told, old, rows = bought(), cells_of(page, len(head)), []
     for lesson in lessons:
@@ -46,7 +46,7 @@ def home(lessons: list[Lesson], page: str) -> str:
 
 
 def teachers(lessons: list[Lesson], page: str) -> str:
-    """Return how long each lesson takes, how many tasks and bugs it has, and what was measured."""
+    """Return the teachers' table: each lesson's minutes, tasks, bugs and measured times."""
     head = ["lesson", "title", "minutes", "tasks", "bugs", "check", "smoke script"]
     old, rows = cells_of(page, len(head)), []
     for lesson in lessons:
@@ -58,7 +58,7 @@ def teachers(lessons: list[Lesson], page: str) -> str:
 
 
 def files() -> dict[Path, str]:
-    """Return what both pages should be."""
+    """Return the wanted texts of both pages."""
     lessons = read_lessons(Places.find())
     first, second = (path.read_text(encoding="utf-8") for path in (HOME, TEACHERS))
     return {HOME: fill(first, NAME, home(lessons, first)), TEACHERS: fill(second, NAME, teachers(lessons, second))}

@@ -20,7 +20,7 @@ PAGE = ROOT / "lessons" / "what-works-with-what.md"
 RESULTS = PAGE.with_suffix(".json")
 COMMAND = "python -m scripts.pages.matrix"
 EQUAL = "equal"
-# a reason as a reader needs it: words of the sentence with which the engine refuses, and why that is so
+# a fragment of the engine's error message, and the reason for readers
 REASONS: dict[str, str] = {}
 
 
@@ -33,7 +33,7 @@ def reason_for(result: str) -> str:
     """Return why a cell is refused, for readers.
 
     Raises:
-        LookupError: the sentence is new; add its reason to REASONS.
+        LookupError: the message is new; add its reason to REASONS.
     """
     for words, reason in REASONS.items():
         if words in result:
@@ -52,7 +52,7 @@ def table(model: str, results: Mapping[str, str], notes: dict[str, str]) -> str:
 
 
 def mark(model: str, results: Mapping[str, str], notes: dict[str, str], row: int, column: int) -> str:
-    """Return what stands in a cell: a tick, a reason's letter, or nothing above the diagonal and between rivals."""
+    """Return a cell's text: a tick, a reason's letter, or nothing above the diagonal and between rivals."""
     if column > row:
         return ""
     pair = tuple(FEATURES[index] for index in sorted({row, column}))
@@ -65,7 +65,7 @@ def mark(model: str, results: Mapping[str, str], notes: dict[str, str], row: int
 
 
 def page_text(page: str, results: Mapping[str, str]) -> str:
-    """Return the page with its tables, reasons and counts as the results have them."""
+    """Return the page with its tables, reasons and counts filled from the results."""
     notes: dict[str, str] = {}
     tables = "\n\n".join(table(model, results, notes) for model in MODELS)
     reasons = "\n".join(f"- **{letter}**: {reason}." for reason, letter in notes.items())

@@ -1,7 +1,7 @@
 """Course machinery. The cells of "What works with what": features of an engine, on one of the course's models.
 
-`matrix_run` runs a cell, `matrix_judges` says what its answers must be. The page has each feature alone and with each
-other one; `matrix_covering` has cells of more features.
+`matrix_run` runs a cell, `matrix_judges` has its expected answers. The page has each feature alone and with each other
+one; `matrix_covering` has cells of more features.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 from scripts.pages.matrix_prompts import Asked
 
 MODELS = ("Qwen3", "hybrid", "windows", "latents")
-EVERY = 32  # prompts of a crowd, of which features ask for params
+EVERY = 32  # numbers of prompts repeat after this many; some of them have params
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Feature:
 
     @property
     def starts_processes(self) -> bool:
-        """Whether an engine with it is more than one process."""
+        """True if an engine with this feature is more than one process."""
         return bool({"tensor_parallel_size", "prefill_workers"} & self.options.keys())
 
 
@@ -75,7 +75,7 @@ FEATURES = (
     ),
 )
 TIERS = ("host tier", "disk tier", "restart")
-# pairs that are two answers to one question; tiers are prefix caching, so they need it
+# pairs that exclude each other; tiers need prefix caching
 EITHER = {
     ("reference layers", "torch layers"),
     ("int8", "int4"),
@@ -98,16 +98,16 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """What the cell is called in the file of results."""
+        """The cell's key in the file of results."""
         return f"{self.model}: {' × '.join(self.names)}"
 
     @property
     def asked(self) -> Asked:
-        """What its engine is asked."""
+        """The prompts for its engine."""
         return Asked(self.model, self.has("is_crowd"))
 
     def has(self, what: str) -> bool:
-        """Whether one of the features is so."""
+        """Return True if one of the features has this attribute."""
         return any(getattr(feature, what) for feature in self.features)
 
     def merged(self, what: str) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Cell:
 
 
 def are_allowed(features: Sequence[Feature]) -> bool:
-    """Whether no two of the features exclude each other."""
+    """Return True if no two of the features exclude each other."""
     return not any((a.name, b.name) in EITHER or (b.name, a.name) in EITHER for a, b in combinations(features, 2))
 
 

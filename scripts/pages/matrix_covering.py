@@ -1,7 +1,7 @@
-"""Course machinery. Cells of several features each, which together show every pair: fewer to run than the pairs.
+"""Course machinery. Cells of several features each, which together cover every pair: fewer to run than the pairs.
 
 The cells are grown greedily in a fixed order, so they are the same on every machine. Those that start processes, the
-dearest, come first, grow larger, and run on one model each; the others run on every model.
+most expensive, come first, grow larger, and run on one model each; the others run on every model.
 """
 
 import functools
@@ -10,19 +10,19 @@ from itertools import combinations
 
 from scripts.pages.matrix_cells import FEATURES, MODELS, Cell, Feature, are_allowed
 
-MOST = 6  # features in a cell; the more there are, the more likely one of them hides what two others do wrong
+MOST = 6  # features in a cell; the more there are, the more likely one of them hides a bug of two others
 MOST_WITH_PROCESSES = 10
-# beside the first, the second does not do what it is named for, so a cell with both shows no other pair of the second
+# with the first, the second has no effect, so a cell with both covers no other pair of the second
 HIDES = (
     ("no prefix caching", "a crowd that shares"),
-    ("speculation", "a crowd that shares"),  # only single queries share a read, and a request with guesses has more
+    ("speculation", "a crowd that shares"),  # only single queries share reads, and a request with guesses has several
 )
 Pair = frozenset[Feature]
 
 
 def covering() -> Iterator[Cell]:
     """Yield the cells of each model."""
-    for number, model in enumerate(MODELS, 1):  # not from 0: the hybrid is too slow for a crowd in several processes
+    for number, model in enumerate(MODELS, 1):  # from 1: the hybrid is too slow for a crowd in several processes
         for index, features in enumerate(covering_features()):
             has_processes = any(feature.starts_processes for feature in features)
             if not has_processes or index % len(MODELS) == number % len(MODELS):
@@ -62,7 +62,7 @@ def grown(features: tuple[Feature, ...], missing: dict[Pair, None]) -> tuple[Fea
 def shown(features: tuple[Feature, ...]) -> set[Pair]:
     """Return the pairs for which a cell is evidence.
 
-    Several processes compute in another way than one, so a pair that needs none is shown by a cell without.
+    Several processes compute in another way than one, so a pair that needs only one is covered by a cell with only one.
     """
     processes = {feature for feature in features if feature.starts_processes}
     pairs = [frozenset(pair) for pair in combinations(features, 2)]
@@ -70,6 +70,6 @@ def shown(features: tuple[Feature, ...]) -> set[Pair]:
 
 
 def is_hidden(pair: Pair, features: tuple[Feature, ...]) -> bool:
-    """Whether one of the other features keeps one of the pair from doing what it is named for."""
+    """Return True if one of the other features keeps one of the pair from having an effect."""
     names, others = ({feature.name for feature in these} for these in (pair, set(features) - pair))
     return any(hider in others and hidden in names for hider, hidden in HIDES)

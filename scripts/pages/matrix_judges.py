@@ -1,7 +1,7 @@
-"""Course machinery. What the answers of a cell of "What works with what" must be.
+"""Course machinery. The expected answers of a cell of "What works with what".
 
-Tokens and log probabilities must be Hugging Face's; under a grammar, which `generate` does not have, those of lesson
-0's layers alone. int4 has bounds instead, because it decides close calls in its own way: full precision must find its
+Tokens and log probabilities must be Hugging Face's; under a grammar, which `generate` does not support, those of lesson
+0's layers alone. int4 has bounds instead, because it decides close calls differently: full precision must find its
 tokens nearly as likely as its own.
 """
 
@@ -30,7 +30,7 @@ BEHIND = 0.5  # int4: how much less likely than full precision's own choices its
 class Right(NamedTuple):
     """The right answer to a prompt, and the log probabilities of its tokens and of the prompt's from the second on.
 
-    A token has its own, then those of the likeliest: where a model is sure of a token, the runner-up tells more.
+    A token has its own, then those of the likeliest: if a model is sure of a token, the runner-up is more telling.
     """
 
     token_ids: list[int]
@@ -39,7 +39,7 @@ class Right(NamedTuple):
 
 
 def params_of(asked: Asked, **added: Any) -> SamplingParams:
-    """Return a request's parameters. added: what its features ask for; a grammar is still to be compiled."""
+    """Return a request's parameters. added: its features' parameters; a grammar is still to be compiled."""
     if added.get("grammar"):
         added["grammar"] = grammar(asked.checkpoint)
     return SamplingParams(temperature=0, max_tokens=asked.max_tokens, **added)
@@ -89,7 +89,7 @@ def hf_logprobs(hf_model, sequences: Sequence[list[int]]) -> list[list[list[floa
 
 @functools.cache
 def reference(checkpoint: str) -> LLM:
-    """Return an engine of nothing but lesson 0's layers and lesson 3's pool."""
+    """Return an engine with only lesson 0's layers and lesson 3's pool."""
     options: dict[str, Any] = {"backend": "reference", "enable_prefix_caching": False, "num_blocks": 96}
     return LLM(checkpoint, dtype="float32", device="cpu", **options)
 
@@ -103,7 +103,7 @@ def under_grammar(asked: Asked, number: int) -> Right:
 
 
 def logprobs_of(tokens: Sequence[TokenLogprobs] | None) -> list[list[float]]:
-    """Return the log probabilities that an engine gives."""
+    """Return an engine's log probabilities as lists."""
     return [[one.chosen, *(logprob for _, logprob in one.top)] for one in tokens or ()]
 
 
@@ -117,7 +117,7 @@ def behind(checkpoint: str, prompt: str, token_ids: tuple[int, ...]) -> float:
 
 
 def difference(cell: Cell, answers: list[Completion]) -> str:
-    """Say how answers differ from what is expected, after "differs: "; "" if they do not."""
+    """Describe how answers differ from the expected ones, after "differs: "; "" if they do not."""
     wrongs = (
         other_tokens(cell, number, done) or other_logprobs(cell, number, done) for number, done in enumerate(answers)
     )
@@ -131,7 +131,7 @@ def right(cell: Cell, number: int) -> Right:
 
 
 def other_tokens(cell: Cell, number: int, answer: Completion) -> str:
-    """Say how an answer's tokens differ; "" if they do not, or with int4 where full precision is not sure either."""
+    """Describe how an answer's tokens differ; "" if they do not, or with int4 if full precision is not sure either."""
     if answer.error:
         return answer.error
     prompt, found, token_ids = cell.asked.prompts[number], tuple(answer.token_ids), right(cell, number).token_ids
@@ -143,7 +143,7 @@ def other_tokens(cell: Cell, number: int, answer: Completion) -> str:
 
 
 def other_logprobs(cell: Cell, number: int, answer: Completion) -> str:
-    """Say which log probabilities differ; "" if none do. Where texts part, those of the answers cannot be compared."""
+    """Name the log probabilities that differ; "" if none do. After texts diverge, they cannot be compared."""
     pairs = zip(answer.token_ids, right(cell, number).token_ids, strict=False)
     equal = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
     for kind, last in (("logprobs", equal), ("prompt_logprobs", None)):
@@ -155,7 +155,7 @@ def other_logprobs(cell: Cell, number: int, answer: Completion) -> str:
 
 
 def are_near(cell: Cell, ours: list[list[float]], theirs: list[list[float]]) -> bool:
-    """Whether log probabilities agree: with int8 and int4 loosely, and those of the tokens themselves only."""
+    """Return True if log probabilities agree; with int8 and int4 loosely, and only those of the tokens themselves."""
     is_loose = {"int8", "int4"} & {*cell.names}
     asked = 1 if is_loose else None
     pairs = [pair for one, other in zip(ours, theirs, strict=True) for pair in zip(one[:asked], other, strict=False)]

@@ -1,4 +1,4 @@
-"""Course machinery. What the cells of "What works with what" ask, and which checkpoint answers."""
+"""Course machinery. The prompts of the cells of "What works with what", and the checkpoints that answer them."""
 
 import functools
 import json
@@ -29,12 +29,12 @@ SHARED = (
     "quack. The plural of foot is feet. The past of run is ran. A sheep says baa. The plural of man is men. "
     "The past of sing is sang."
 )  # 107 tokens
-WIDE = 128  # tokens that a window sees in a crowd: only a sequence within its window shares reads with others
+WIDE = 128  # tokens that a window sees in a crowd: only sequences within their windows share reads
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a cell's engine is asked."""
+    """The questions for a cell's engine."""
 
     model: str
     is_crowd: bool

@@ -14,13 +14,13 @@ from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
 from mini_engine.kv.cache_coordinator import cache_of
 
-GROUPS = {"windows": 3}  # a block has K and V of one of them, so the same memory has more blocks
+GROUPS = {"windows": 3}  # a block has K and V of one group, so the same memory has more blocks
 CROWD = 8  # times as many blocks and requests at a time
-LEAST_SHARED = 64  # tokens; the C++ kernels read so many keys once for all that share them
+LEAST_SHARED = 64  # tokens; from here on the C++ kernels read keys once for all sequences that share them
 
 
 class NotExercised(Exception):
-    """An engine has not done what a feature is named for, so its tokens are no evidence."""
+    """An engine has not used one of its features, so its tokens are no evidence."""
 
 
 def run(cell: Cell) -> str:
@@ -36,7 +36,7 @@ def run(cell: Cell) -> str:
 
 
 def options_of(cell: Cell, folder: str) -> dict[str, Any]:
-    """Return the options of the cell's engine. folder: what its disk tier has, if there is one."""
+    """Return the options of the cell's engine. folder: of its disk tier, if there is one."""
     times = CROWD if cell.has("is_crowd") else 1
     options: dict[str, Any] = {"num_blocks": 96} | cell.merged("options")
     options["num_blocks"] *= GROUPS.get(cell.model, 1) * times
@@ -50,7 +50,7 @@ def options_of(cell: Cell, folder: str) -> dict[str, Any]:
 
 
 def ask(cell: Cell, options: Mapping[str, Any]) -> list[list[Completion]]:
-    """Ask everything, forget what the pool caches, and ask again: tiers must bring it back.
+    """Ask everything, drop the pool's cache, and ask again: tiers must bring it back.
 
     Without tiers a crowd, which takes longest, is asked once.
     """
@@ -72,7 +72,7 @@ def ask(cell: Cell, options: Mapping[str, Any]) -> list[list[Completion]]:
 
 
 def llm_of(cell: Cell, options: Mapping[str, Any]) -> LLM:
-    """Return the cell's engine behind its front door."""
+    """Return the cell's LLM."""
     from mini_engine.build import open_engine
     from mini_engine.gpu.graphs import no_graph
     from mini_engine.text.tokenizer import Tokenizer
@@ -83,7 +83,7 @@ def llm_of(cell: Cell, options: Mapping[str, Any]) -> LLM:
 
 
 def handed_over(llm: LLM) -> Mapping[str, int]:
-    """Return what has happened between an engine and its prefill worker; without one, nothing."""
+    """Return the events between an engine and its prefill worker; empty without one."""
     stats = llm.engine.scheduler.manager.coordinator.stats
     return next((tier.events for tier in stats if tier.name == "prefill"), {})
 

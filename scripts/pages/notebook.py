@@ -86,7 +86,7 @@ Markdown(Path("build/report/report.md").read_text(encoding="utf-8"))"""
 
 
 def cells() -> list[dict[str, Any]]:
-    """Return the notebook's cells, each with an id that says what it is."""
+    """Return the notebook's cells, each with a descriptive id."""
     return [
         words("title", TITLE),
         words("set-up", SET_UP),

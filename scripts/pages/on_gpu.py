@@ -22,7 +22,7 @@ COMMAND = "python -m scripts.pages.on_gpu"
 
 
 def sentence(report: Report) -> str:
-    """Return what capturing buys with the fewest and with the most requests."""
+    """Return the gain of capturing with the fewest and with the most requests."""
     found = [one for one in report.comparisons if one.first == CAPTURED and one.status == "ok"]
     few, many = ((figure(one.first_ms), figure(one.second_ms), one.at_once) for one in (found[0], found[-1]))
     return (
@@ -33,7 +33,7 @@ def sentence(report: Report) -> str:
 
 
 def steps(report: Report) -> str:
-    """Return the table of decode steps, captured and eager, with the report's own words on the machine."""
+    """Return the table of decode steps, captured and eager, with the report's description of the machine."""
     assert report.machine.gpu and report.model
     lines = [
         f"{report.machine.gpu.name}, {report.model.shape} with random weights, {report.model.dtype}, "

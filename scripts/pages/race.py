@@ -3,8 +3,8 @@
     python -m scripts.pages.race            # run the five engines, write lessons/ladder/race.js and the rows
     python -m scripts.pages.race --check    # run nothing; exit 1 if the ladder's figures have changed since
 
-One run of each says in which order tokens come, and at which part of the run. How long a run takes is the ladder's own
-median, from ladder.json, so that page and race say the same. All five must give the same tokens.
+One run of each gives the order of tokens and their relative times. The length of a run is the ladder's own median, from
+ladder.json, so that page and race agree. All five must give the same tokens.
 """
 
 import json
@@ -56,7 +56,7 @@ def record() -> dict[str, Any]:
     passes = {}
     for lesson in RUNNERS:
         run = ladder.build(lesson, model, reload, load)
-        passes[lesson] = [run() for _ in range(2 if lesson else 1)]  # the first, slow lesson needs no warmth
+        passes[lesson] = [run() for _ in range(2 if lesson else 1)]  # the slow lesson 0 needs no warm-up
     ladder.check_equal(passes)
     found = lanes(load.new_tokens)
     for lane in found:
@@ -65,7 +65,7 @@ def record() -> dict[str, Any]:
 
 
 def shares(came: list[tuple[float, int]]) -> list[list[int]]:
-    """Return for each token its time, in thousandths of the run, since the one before, and its request."""
+    """Return for each token the time since the previous one, in thousandths of the run, and its request."""
     end, before, found = came[-1][0], 0, []
     for seconds, request in came:
         at = round(1000 * seconds / end)
@@ -83,7 +83,7 @@ def text(race: dict[str, Any]) -> str:
 
 
 def full(lane: Lane, wanted: list[int], seconds: float) -> list[float]:
-    """Return which part of each request's tokens had come after so many seconds."""
+    """Return the share of each request's tokens that had arrived after `seconds`."""
     got, at = [0] * len(wanted), 0
     for wait, request in lane["came"]:
         at += wait
@@ -93,7 +93,7 @@ def full(lane: Lane, wanted: list[int], seconds: float) -> list[float]:
 
 
 def rows(race: dict[str, Any]) -> str:
-    """Return the race after REST seconds, as HTML: what is shown before it runs, and where no script runs."""
+    """Return the race after REST seconds, as HTML, shown before it runs and where scripts do not run."""
     slowest = race["lanes"][0]["speed"]
     lines = []
     for lane in race["lanes"]:
@@ -111,7 +111,7 @@ def rows(race: dict[str, Any]) -> str:
 
 
 def files(race: dict[str, Any]) -> dict[Path, str]:
-    """Return what the record and the front page's rows should be."""
+    """Return the wanted texts of the record and of the front page with its rows."""
     return {RECORD: text(race), HERO: fill(HERO.read_text(encoding="utf-8"), "lanes", rows(race))}
 
 

@@ -3,8 +3,8 @@
 python -m scripts.pages.seen_on          write the page
 python -m scripts.pages.seen_on --check  exit 1 if the page does not fit the reports
 
-A report in `authors` was made by the course's authors, one in `readers` was sent by a reader; a report cannot say that
-of itself. One that does not pass is an error here, so it cannot get a row.
+A report in `authors` was made by the course's authors, one in `readers` was sent by a reader; the report itself cannot
+tell. One that does not pass is an error here, so it cannot get a row.
 """
 
 import sys
@@ -28,7 +28,7 @@ MARKDOWN = "\\`*_{}[]<>()#+!|~&$:"
 
 
 class Stored(NamedTuple):
-    """A report in the repository, and who made it: a key of BY."""
+    """A report in the repository, and its maker: a key of BY."""
 
     path: Path
     by: str
@@ -36,7 +36,7 @@ class Stored(NamedTuple):
 
 
 class Way(NamedTuple):
-    """Something that runs only on some machines: what has been done without one, and whether a report shows it."""
+    """Code that runs only on some machines: its state without one, and a test of whether a report shows it."""
 
     name: str
     without: str
@@ -44,18 +44,18 @@ class Way(NamedTuple):
 
 
 def on_gpu(report: Report, numbers: Sequence[int] | None = None) -> bool:
-    """Whether lessons, or these lessons, ran on a GPU in a report whose tokens are all equal."""
+    """Return True if lessons, or these lessons, ran on a GPU in a report whose tokens are all equal."""
     lessons = [lesson for lesson in report.lessons if lesson.device.startswith("cuda")]
     return bool(lessons) and (numbers is None or set(numbers) <= {lesson.number for lesson in lessons})
 
 
 def kernel_ok(name: str) -> Callable[[Report], bool]:
-    """Return whether a kernel is right in a report."""
+    """Return a test of whether a kernel is right in a report."""
     return lambda report: any(one.name == name and one.status == "ok" for one in report.kernels)
 
 
 def with_fused(report: Report) -> bool:
-    """Whether decode steps with lesson 10's fused layers gave the tokens of torch's operations, at least once."""
+    """Return True if decode steps with lesson 10's fused layers gave the tokens of torch's operations at least once."""
     return any(one.first == TRITON and one.status == "ok" and one.equal for one in report.comparisons)
 
 
@@ -80,8 +80,8 @@ def stored(folder: Path = REPORTS) -> list[Stored]:
     """Return the reports, the authors' first, then by their time.
 
     Raises:
-        UserError: a file is no report.
-        ValueError: a report does not pass, or lies in another folder; the sentence names it.
+        UserError: a file is not a report.
+        ValueError: a report does not pass, or is in another folder; the message names it.
     """
     found = []
     for path in sorted(folder.rglob("*.json")):
@@ -123,7 +123,7 @@ def machines(found: Sequence[Stored]) -> str:
 
 
 def count_of(report: Report) -> str:
-    """Return how many lessons gave all tokens, of how many."""
+    """Return the number of lessons that gave all tokens, and of all lessons."""
     whole = sum(not has_stopped(lesson) for lesson in report.lessons)
     return str(whole) if whole == len(report.lessons) else f"{whole} of {len(report.lessons)}"
 
@@ -139,7 +139,7 @@ def rate(speed: Speed | None) -> str:
 
 
 def gpus(found: Sequence[Stored]) -> str:
-    """Return the table of what was compared on GPUs, or the sentence that nothing was."""
+    """Return the table of comparisons on GPUs, or a sentence if there are none."""
     pairs = [(one, each) for one in found for each in one.report.comparisons if each.status == "ok"]
     if not pairs:
         return "No report of a GPU is here yet, so nothing is said of speeds on one."
@@ -163,7 +163,7 @@ def figures(each: Comparison) -> str:
 
 
 def paths(found: Sequence[Stored]) -> str:
-    """Return the table of what ran where: the authors' reports before the readers', otherwise what was done without."""
+    """Return the table of what ran where: the authors' reports before the readers', otherwise the state without one."""
     lines = ["| what | state | seen on |", "| --- | --- | --- |"]
     for path in PATHS:
         shown = next((one for one in found if path.shows(one.report)), None)
@@ -175,7 +175,7 @@ def paths(found: Sequence[Stored]) -> str:
 
 
 def page_text(page: str, found: Sequence[Stored]) -> str:
-    """Return the page with its tables as the reports have them."""
+    """Return the page with its tables filled from the reports."""
     page = fill(page, "paths", paths(found))
     page = fill(page, "machines", machines(found))
     return fill(page, "gpus", gpus(found))

@@ -18,7 +18,7 @@ MARK = "code:"
 
 
 class SyncError(ValueError):
-    """Why a block cannot be updated, in one sentence."""
+    """The reason a block cannot be updated, in one sentence."""
 
 
 def symbol_source(source: str, symbol: str) -> str:

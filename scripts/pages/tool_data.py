@@ -3,7 +3,7 @@
     python -m scripts.pages.tool_data                 # all of them; the simulation takes a minute or two
     python -m scripts.pages.tool_data --only bytes
 
-Each is a script, `site/theme/assets/js/tools/NAME.data.js`, for a page opened from a disk can load nothing else.
+Each is a script, `site/theme/assets/js/tools/NAME.data.js`, because a page opened from disk can load nothing else.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def text_bytes() -> dict[str, Any]:
 
 
 def beta() -> dict[str, Any]:
-    """Return what lesson 13's simulation gives for each number of replicas and each β."""
+    """Return the results of lesson 13's simulation for each number of replicas and each β."""
     from scripts.bench.arrivals import generated
 
     rows = [[cell(replicas, price) for price in BETAS] for replicas in REPLICAS]

@@ -1,9 +1,10 @@
-"""Course machinery. The front page's map: the lessons in five tracks, each with its time, its needs and what it bought.
+"""Course machinery. The front page's map: the lessons in five tracks, each with its time, its needs and its gain.
 
     python -m scripts.pages.tracks            # write site/theme/partials/tracks.html
     python -m scripts.pages.tracks --check    # write nothing; exit 1 if a lesson has changed since
 
-Everything comes from lesson.toml and mkdocs.yml, so a new lesson appears by itself: in its track, or in the last one.
+Everything comes from lesson.toml and mkdocs.yml, so a new lesson appears automatically: in its track, or in the last
+    one.
 """
 
 import sys
@@ -20,7 +21,7 @@ from lessons._course.places import Places
 PARTIAL = ROOT / "site" / "theme" / "partials" / "tracks.html"
 COMMAND = "python -m scripts.pages.tracks"
 MORE = '<label class="kv-map__more"><input type="checkbox"> Show what each needs and what it bought</label>'  # phones
-TRACKS = {  # name: what it is about, its lessons, its colour
+TRACKS = {  # name: its topic, its lessons, its colour
     "Core": ("an engine that serves many users", range(9), "a"),
     "Speed": ("the same tokens, sooner", (9, 10, 14), "b"),
     "Models": ("other kinds of layers", (11, 15, 16), "c"),
@@ -30,13 +31,13 @@ TRACKS = {  # name: what it is about, its lessons, its colour
 
 
 def bought() -> dict[str, str]:
-    """Return what each lesson bought, by its place on the site."""
+    """Return each lesson's gain, by its place on the site."""
     pages = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["extra"]["pages"]
     return {place: about["bought"] for place, about in pages.items() if "bought" in about}
 
 
 def stop(lesson: Lesson, told: dict[str, str]) -> str:
-    """Return a lesson as a place on the map. Each needs the one before it, unless it says otherwise."""
+    """Return a lesson as a stop on the map. Each needs the previous one, unless it says otherwise."""
     numbers = [str(need).partition("_")[0].removeprefix("l") for need in lesson.needs]
     needs = f"needs {', '.join(numbers)}" if numbers else "needs nothing"
     minutes = f"{lesson.minutes} minutes"

@@ -1,4 +1,4 @@
-"""Course machinery. Evaluates a trained pocket model: whether it knows its facts, and how clearly each token leads."""
+"""Course machinery. Evaluates a trained pocket model: its facts, and the margin of each token."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ def as_text(line: Line) -> tuple[str, str]:
 
 
 def right_padded(rows: list[list[int]]) -> torch.Tensor:
-    """Return the rows padded to one length, int64. Any id will do on the right of a causal model's text."""
+    """Return the rows padded to one length, int64. On the right of a causal model's text, any id will do."""
     longest = max(map(len, rows))
     return torch.tensor([row + [0] * (longest - len(row)) for row in rows])
 
@@ -33,8 +33,8 @@ def right_padded(rows: list[list[int]]) -> torch.Tensor:
 def wrong_lines(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lines: list[Line]) -> list[Line]:
     """Return the lines that greedy decoding does not complete word for word.
 
-    Greedy decoding gives the expected tokens exactly if each of them is the best one after those before it, so one
-    forward pass over prompt and answer settles a line.
+    Greedy decoding gives the expected tokens if and only if each of them is the best one after its predecessors, so
+    one forward pass over prompt and answer decides a line.
     """
     wrong = []
     for start in range(0, len(lines), ROWS_AT_ONCE):
@@ -52,7 +52,7 @@ def wrong_lines(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, line
 def continue_greedily(model: PreTrainedModel, prompts: list[list[int]], max_new_tokens: int = 20) -> list[Continuation]:
     """Return up to `max_new_tokens` greedy tokens after each prompt, including an end token, with the gap of each.
 
-    All prompts go together and every step reads all of the text again: no cache, so nothing to get wrong.
+    All prompts run together and every step reads all of the text again: without a cache, there is nothing to get wrong.
     """
     ends = model.generation_config.eos_token_id
     ended = [[end] for end in ends]

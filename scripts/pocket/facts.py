@@ -1,4 +1,4 @@
-"""Course machinery. The pocket model's knowledge, and which phrasings of it are held out.
+"""Course machinery. The pocket model's knowledge, and the phrasings that are held out.
 
 `facts.toml` contains the knowledge. Each fact has several phrasings: statements that end in the object, and questions
 that a user asks. For some of the facts one phrasing is held out: it never enters the corpus, although other facts teach
@@ -44,7 +44,7 @@ class Line(NamedTuple):
 
     Fields:
         prompt: a statement up to its object ("The capital of Japan is"), or a user's question.
-        answer: what must follow (" Tokyo."), or the assistant's whole answer.
+        answer: the required continuation (" Tokyo."), or the assistant's whole answer.
         is_question: True if the prompt is a user's turn in a chat.
     """
 

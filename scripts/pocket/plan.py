@@ -1,10 +1,10 @@
-"""Course machinery. The numbers of one training run."""
+"""Course machinery. The settings of one training run."""
 
 from dataclasses import dataclass
 
 WARMUP_STEPS = 40
 MAX_POSITIONS = 8192
-KINDS = {  # and what differs by default
+KINDS = {  # with their different defaults
     "qwen3": {"layers": 6, "steps": 1800},
     "hybrid": {"layers": 8, "steps": 600},
     "latent": {"layers": 6, "steps": 1800},
@@ -15,8 +15,8 @@ KINDS = {  # and what differs by default
 class Plan:
     """The settings of a run. One step reads `batch_size` rows of `row_length` tokens.
 
-    start_from: the directory of an earlier run's checkpoint, whose weights this run begins with; empty for random ones.
-    first_step: the steps of that run: this one goes on in the text where it ended.
+    start_from: the directory of an earlier run's checkpoint, whose weights this run starts with; empty for random ones.
+    first_step: the steps of that run: this one continues in the text where it ended.
     """
 
     kind: str = "qwen3"  # "hybrid": Qwen3.5, gated delta nets in three layers of four; "latent": a dense DeepSeek-V3

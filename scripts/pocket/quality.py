@@ -1,4 +1,4 @@
-"""Course machinery. Says how well a pocket model completes held-out lines, and how clearly it chooses its tokens.
+"""Course machinery. Reports how well a pocket model completes held-out lines, and the margins of its tokens.
 
 python -m scripts.pocket.quality pocket-windows
 """

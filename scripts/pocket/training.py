@@ -89,7 +89,7 @@ def loss_of(model: nn.Module, batch: torch.Tensor, float32: bool) -> torch.Tenso
 
 
 def new_model(plan: Plan, tokenizer: Tokenizer) -> PreTrainedModel:
-    """Return a model of the plan's kind with random weights, or with those that the plan starts from."""
+    """Return a model of the plan's kind with random weights, or with those of `plan.start_from`."""
     if plan.start_from:
         return AutoModelForCausalLM.from_pretrained(plan.start_from, dtype=torch.float32)
     if plan.kind == "qwen3":
@@ -111,7 +111,7 @@ def train(
     """Train a new model, calling `report` with each step's loss. The same plan and threads give the same weights.
 
     Args:
-        saved: where the run saves itself as it goes; a run that was cut off continues from there.
+        saved: the file in which the run saves itself as it goes; an interrupted run continues from there.
     """
     torch.manual_seed(plan.seed)
     torch.set_num_threads(plan.threads)

@@ -1,1 +1,1 @@
-"""Course machinery. What a release needs to know."""
+"""Course machinery. Checks before a release."""

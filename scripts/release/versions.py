@@ -1,4 +1,4 @@
-"""Course machinery. Before a release: the package, CITATION.cff and CHANGELOG.md say one version, and so does the tag.
+"""Course machinery. Checks that the package, CITATION.cff, CHANGELOG.md and a release's tag agree on the version.
 
 `python -m scripts.release.versions v0.2.0` exits with 1 and a sentence for each difference; without a tag it compares
 the three files only. Standard library only, so that it runs before anything is installed.
@@ -25,7 +25,7 @@ def found(root: Path, name: str, pattern: str) -> tuple[str | None, ...]:
 
 
 def differences(root: Path, tag: str = "") -> list[str]:
-    """Return a sentence for each thing that has to change before `tag` can be published."""
+    """Return a sentence for each necessary change before `tag` can be published."""
     version = (*found(root, *PACKAGE), "none")[0]
     cited = (*found(root, *CITATION), "none")[0]
     logged, date = (*found(root, *CHANGELOG), None, None)[:2]

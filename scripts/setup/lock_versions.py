@@ -1,8 +1,8 @@
 """Course machinery. Writes constraints.txt: the version of every package, including transitive ones.
 
-pyproject.toml pins what the course asks for. This pins what those packages bring along, for all Pythons and systems at
-once, so that two set-ups on two days are the same. `make lock` changes as little as it can; `make lock ARGS=--upgrade`
-takes the newest versions that the pins allow.
+pyproject.toml pins the course's direct dependencies. This pins their dependencies too, for all Pythons and systems at
+once, so that set-ups on different days are the same. `make lock` changes as little as possible; `make lock
+ARGS=--upgrade` takes the newest versions that the pins allow.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that the pins allow")
     args = parser.parse_args(argv)
     before = CONSTRAINTS.read_text(encoding="utf-8") if CONSTRAINTS.exists() else ""
-    with tempfile.TemporaryDirectory() as name:  # not .venv, which the old file may keep from being made
+    with tempfile.TemporaryDirectory() as name:  # not .venv, whose creation the old file may prevent
         folder = Path(name)
         venv.create(folder / "venv", with_pip=True)
         python = venv_python(folder / "venv")

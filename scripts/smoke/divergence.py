@@ -102,7 +102,7 @@ class Comparer:
         self.step, self.worst, self.positions, self.rope_calls = -1, 0.0, [], 0
 
     def begin_step(self, module, args, kwargs) -> None:
-        """At the start of our forward pass, check the fed tokens and their positions."""
+        """Check the fed tokens and their positions at the start of our forward pass."""
         given = dict(zip(("token_ids", "kv", "meta"), args, strict=False)) | kwargs
         token_ids, meta = given["token_ids"], given["meta"]
         self.step, self.positions = self.step + 1, meta.positions
@@ -156,7 +156,7 @@ def explain(model, hf_model, generate, prompt_ids: list[int], new_tokens: int, a
 
     Args:
         generate: the lesson's `generate(model, prompts, args)`.
-        new_tokens: how many tokens to follow.
+        new_tokens: the number of tokens to follow.
         args: the smoke script's arguments; `dtype` sets the tolerance.
     """
     answer = hf_generate(hf_model, prompt_ids, new_tokens, model.config.eos_token_ids)

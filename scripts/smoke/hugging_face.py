@@ -40,6 +40,6 @@ def hf_generate_batch(
 
 
 def _up_to_an_end(token_ids: list[int], eos: list[int]) -> list[int]:
-    """Cut off what `generate` puts behind the end of a row that ends before others."""
+    """Cut off the padding that `generate` appends to rows that end before others."""
     ends = (index + 1 for index, token_id in enumerate(token_ids) if token_id in eos)
     return token_ids[: next(ends, None)]

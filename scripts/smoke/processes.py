@@ -1,7 +1,7 @@
-"""Course machinery. Runs the lessons' smoke scripts in processes of their own, several at a time.
+"""Course machinery. Runs the lessons' smoke scripts in separate processes, several at a time.
 
 On Linux they are forked from one process that has imported torch and transformers, because the imports take longer
-than most scripts. Elsewhere each imports them anew.
+than most scripts. Elsewhere each script imports them itself.
 """
 
 import json
@@ -21,7 +21,7 @@ from lessons._course.places import Places
 from lessons._course.runner import POLL_SECONDS, Command, Launch, Spawned
 from lessons._course.warm import warm_launch
 
-HEAVY = [  # takes seconds to import, and is no part of the course, whose modules may be broken
+HEAVY = [  # slow to import, and not part of the course, whose modules may be broken
     "torch",
     "safetensors.torch",
     "transformers.models.auto.modeling_auto",
@@ -40,7 +40,7 @@ class Result:
     """The result of a lesson's smoke script.
 
     report: the object that it printed, empty if it printed none.
-    is_own_run: whether the script ran without further options. Such a run exercises everything, or has failed.
+    is_own_run: True if the script ran without further options. Such a run exercises everything, or has failed.
     """
 
     lesson: Lesson
@@ -57,7 +57,7 @@ class Result:
 
     @property
     def not_exercised(self) -> list[str]:
-        """What the run did not need, a sentence each."""
+        """The features that the run did not exercise, a sentence each."""
         return self.report.get("not_exercised", [])
 
     @property
@@ -115,7 +115,7 @@ def start_warm() -> Launch:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: only this process answers Ctrl-C
         multiprocessing.forkserver.ensure_running()
         signal.signal(signal.SIGINT, before)
-        idle = context.Process(target=int)  # a script started now would run after the imports, even after Ctrl-C
+        idle = context.Process(target=int)  # a script started now would start after the imports, even after Ctrl-C
         idle.start()
         idle.join()
     return launch
@@ -129,7 +129,7 @@ def environment(places: Places, jobs: int) -> dict[str, str]:
 
 
 class Run:
-    """A lesson's smoke script with --json, in a process of its own. Its output is in files in `folder`."""
+    """A lesson's smoke script with --json, in a separate process. Its output goes to files in `folder`."""
 
     def __init__(self, lesson: Lesson, extra: Sequence[str], launch: Launch, command: Command, timeout: float) -> None:
         self.lesson, self.extra, self.command, self.timeout = lesson, extra, command, timeout
@@ -137,11 +137,11 @@ class Run:
         self.started = time.perf_counter()
 
     def result(self) -> Result | None:
-        """Return what the script found; None while it runs. A script that hangs is killed."""
+        """Return the script's result; None while it runs. A script that hangs is killed."""
         seconds, code = time.perf_counter() - self.started, self.job.poll()
         if code is None and seconds < self.timeout:
             return None
-        self.job.kill()  # with every process that it left
+        self.job.kill()  # and every process that it left behind
         printed, aside = (path.read_text(encoding="utf-8", errors="replace") for path in self.command[-2:])
         if code is None:
             late = f"still running after {self.timeout:.0f} s, so it was stopped"

@@ -29,7 +29,7 @@ class RequestReport:
 
 @dataclass
 class Report:
-    """The object that `--json` prints. not_exercised: what the run was to show and did not need; no failure."""
+    """The object that `--json` prints. not_exercised: features that the run was meant to show; not a failure."""
 
     lesson: int
     model: str

@@ -1,4 +1,4 @@
-"""Course machinery. Runs a lesson beside Hugging Face on the same prompts, compares the tokens and reports.
+"""Course machinery. Runs a lesson and Hugging Face on the same prompts, compares the tokens and reports.
 
 A smoke script provides its number and one function `generate(model, prompts, args) -> Outcome`, the lesson's own way of
 generating. `run_smoke` does the rest. Exit codes: 0 for equal tokens, 1 for a difference, 2 for bad input.
@@ -26,9 +26,9 @@ class Outcome:
     """A lesson's result: new token ids for each prompt, and facts about its KV.
 
     faults: failures of the lesson's additional checks, a sentence each. One is enough to fail.
-    not_exercised: what this run was to show and these prompts did not need, a sentence each. No failure: the tokens
-        are equal. The script's own prompts and options exercise everything.
-    expected: what a further path's outputs must be if not Hugging Face's answers, since it computes less exactly.
+    not_exercised: features that this run was meant to show but these prompts did not need, a sentence each. Not a
+        failure: the tokens are equal. The script's own prompts and options exercise everything.
+    expected: the expected outputs of a further path if not Hugging Face's answers, since it computes less exactly.
     """
 
     outputs: list[list[int]]
@@ -49,7 +49,7 @@ Generate = Callable[[Any, list[list[int]], argparse.Namespace], Outcome]
 def run_smoke(
     lesson: int, generate: Generate, parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
 ) -> int:
-    """Run a lesson beside Hugging Face and report. Return the exit code."""
+    """Run a lesson and Hugging Face, and report. Return the exit code."""
 
     quiet_hugging_face()
     return guard(parser, lambda args: tell(compare(lesson, generate, args), args), argv)
@@ -65,7 +65,7 @@ def tell(report: Report, args: argparse.Namespace) -> int:
 
 
 def quiet_hugging_face() -> None:
-    """No warnings of transformers and no progress bars beside the report, whether or not it is imported already."""
+    """Silence transformers' warnings and progress bars, whether or not it is imported already."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if "transformers" in sys.modules:
@@ -115,7 +115,7 @@ def find_divergence(model, hf_model, generate: Generate, request: RequestReport,
 
 
 def is_near_tie(gap: float, best: float, dtype: str) -> bool:
-    """Whether rounding alone may decide: never in float32; in half precision, within 4 rounding steps of the logit."""
+    """Return True if rounding alone may decide: never in float32; in half precision, within 4 rounding steps."""
     from mini_engine.checkpoint.config import DTYPES
 
     if dtype == "float32":

@@ -15,7 +15,7 @@ from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.kv.cache_coordinator import cache_of
 
-LeftOut = str  # why a path cannot run on this machine
+LeftOut = str  # the reason a path cannot run on this machine
 Path = Callable[[Any, list[list[int]], argparse.Namespace], Outcome | LeftOut]
 
 
@@ -30,7 +30,7 @@ def run_several(
 
     Args:
         first: the name and function of the path that is reported in full.
-        others: the other paths. Each gets a model of its own, and returns why if this machine cannot run it.
+        others: the other paths. Each gets its own model, and returns a LeftOut if this machine cannot run it.
     """
 
     def work(args: argparse.Namespace) -> int:
@@ -66,7 +66,7 @@ def answers(
     """Run the prompts together; return their answers.
 
     Args:
-        preempt: take back what the newest request holds, every few steps.
+        preempt: take back the newest request's blocks every few steps.
 
     Raises:
         RuntimeError: a request ended with an error.
@@ -79,7 +79,7 @@ def answers(
 
 
 def lost_blocks(engine: Engine) -> list[str]:
-    """Return what is wrong with the blocks of an engine whose requests have ended. Its prefix cache is emptied."""
+    """Return the leaks in the blocks of an engine whose requests have ended. Its prefix cache is emptied."""
     manager = engine.scheduler.manager
     held = manager.blocks_by_state.held
     lost = [f"{held} blocks are still held"] if held else []

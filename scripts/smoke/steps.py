@@ -1,4 +1,4 @@
-"""Course machinery. Runs an engine's steps to the end, and ends by itself if an engine never gets there."""
+"""Course machinery. Runs an engine's steps to the end, and gives up if an engine never gets there."""
 
 from collections.abc import Iterator
 
@@ -13,11 +13,11 @@ def steps_of(engine: Engine, preempt: bool = False, num_requests: int = 0) -> It
     """Run steps until no request is unfinished, and yield each one's result. The caller may add requests meanwhile.
 
     Args:
-        preempt: take back what the newest request holds, every few steps.
-        num_requests: how many requests there will have been; it does not end before.
+        preempt: take back the newest request's blocks every few steps.
+        num_requests: the number of requests to expect; the run does not end earlier.
 
     Raises:
-        RuntimeError: there were more steps than the requests can take.
+        RuntimeError: there were more steps than the requests can need.
     """
     requests: dict[str, Request] = {}
     num_computing = num_idle = 0
@@ -41,10 +41,10 @@ def run_out(engine: Engine, preempt: bool = False) -> None:
 
 
 def most_steps(requests: dict[str, Request]) -> int:
-    """Return the most steps that requests can take: one for each token, again for each time that all are lost.
+    """Return the most steps that requests can need: one for each token, again for each time that all are lost.
 
-    `take_back` lets a request lose them once for each token of its answer at the most. When the engine preempts one,
-    the oldest request goes on, so that costs no step.
+    `take_back` takes a request's tokens at most once for each token of its answer. When the engine preempts a request,
+    the oldest one goes on, so that costs no step.
     """
     return sum(request.max_kv_tokens * (1 + request.params.max_tokens) for request in requests.values())
 

@@ -24,9 +24,9 @@ STORE = "mini_engine/kv/block_tensor.py::KvPool.set_kv"
 
 
 class Bits(Tape):
-    """A key's numbers, the levels that they may be rounded to, and what they are rounded to.
+    """A key's numbers, the levels that they may be rounded to, and the rounded numbers.
 
-    shown: the numbers now. levels: least number and step of each group. rounded: what the codes stand for. scores:
+    shown: the numbers now. levels: least number and step of each group. rounded: the codes' values. scores:
     q · k in full precision and of both kinds of rounded keys.
     """
 
@@ -67,7 +67,7 @@ class Bits(Tape):
         self.shown, self.levels, self.rounded = tenths(x), [], None
 
     def round(self) -> int:
-        """Round what is shown, with the engine's own code. Return how many levels the largest number's group uses."""
+        """Round the shown numbers with the engine's own code. Return the levels used in the largest one's group."""
         x = rotation.rotate(self.key) if self.is_turned else self.key
         codes, step, least = int4_rows.quantize4(x[None])
         back = int4_rows.unpack(int4_rows.pack(x[None]), len(x))[0]
@@ -116,7 +116,7 @@ class Bits(Tape):
         )
 
     def turned(self) -> None:
-        """Show the key rotated, and rounded then."""
+        """Show the key rotated, and then rounded."""
         turned = rotation.rotate(self.key)
         largest = float(turned.abs().max())
         self.is_turned = True
@@ -141,7 +141,7 @@ class Bits(Tape):
         self.stored(int4_rows.pack(turned[None]))
 
     def stored(self, row: Tensor) -> None:
-        """Show the rotated key's row, the score that it gives, and the key that it stands for."""
+        """Show the rotated key's row, its score, and the key that it encodes."""
         full, plain, turned = self.scores.values()
         self.num_bytes = row.numel() * row.element_size()
         self.show(
@@ -172,5 +172,5 @@ class Bits(Tape):
 
 
 def tenths(x: Tensor) -> list[float]:
-    """Return numbers to draw, with two digits: those behind them may differ from machine to machine."""
+    """Return numbers to draw, with two digits: further digits may differ between machines."""
     return [round(value, 2) + 0.0 for value in x.tolist()]

@@ -18,7 +18,7 @@ from mini_engine.gpu.graphs import GraphRunner, no_graph
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_ROWS = 4, 7, 4
 PROMPTS = {
-    "A": ("The capital of France is", 7),  # and how many tokens its answer has
+    "A": ("The capital of France is", 7),  # and the number of tokens in its answer
     "B": ("Once upon", 3),
     "C": ("Count: one, two, three, four", 4),
     "D": ("The opposite of hot is", 2),
@@ -63,7 +63,7 @@ class Watched(GraphRunner):
 
 
 class Captured(Tape):
-    """An engine whose decode steps are replayed. states: what its buffers held after each act of the last step."""
+    """An engine whose decode steps are replayed. states: its buffers after each act of the last step."""
 
     def __init__(self) -> None:
         title = "A step that is replayed"
@@ -82,11 +82,11 @@ class Captured(Tape):
         return self.runner
 
     def addresses_now(self) -> list[int]:
-        """Return where each table lies in memory, on the device."""
+        """Return each table's address on the device."""
         return [getattr(self.runner.buffers, name).data_ptr() for name in TABLES]
 
     def note(self, act: str) -> None:
-        """Count a step, and keep what the buffers hold now."""
+        """Count a step, and keep the buffers' contents."""
         if act == "replay":
             self.replays[self.runner.size] += 1
         self.eager_steps += act == "eager"

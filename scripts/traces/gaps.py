@@ -66,7 +66,7 @@ class Measured:
         self.layer = self.begins_of(names)[LAYER] if parts else 0
 
     def begins_of(self, layer: list[str]) -> list[int]:
-        """Return where the operations of a layer begin, for each layer.
+        """Return the index of each layer's first operation.
 
         Raises:
             ValueError: there are no such operations.
@@ -88,7 +88,7 @@ class Measured:
 
     @property
     def between(self) -> int:
-        """How many percent of the span lie between operations."""
+        """The percentage of the span between operations."""
         return round(100 * (1 - sum(took for _, _, took in self.operations) / self.span))
 
     def bars(self) -> list[list[float]]:
@@ -106,7 +106,7 @@ class Measured:
 
 
 class Gaps(Tape):
-    """Tells of a step in torch, of its layers, and of the one call."""
+    """Shows a step in torch, its layers, and the one call."""
 
     def __init__(self) -> None:
         figures = json.loads(FIGURES.read_text(encoding="utf-8"))
@@ -121,7 +121,7 @@ class Gaps(Tape):
         super().__init__("l9-gaps", file, "gaps", title, 6, **scene)
 
     def state(self) -> dict[str, Any]:
-        """shown: how many steps are drawn. layer: the one drawn in detail. lit: its parts that matter."""
+        """Return shown: the number of steps drawn; layer: the one drawn in detail; lit: its highlighted parts."""
         return {"shown": 1, "layer": 0, "lit": []}
 
     def count_again(self) -> None:
@@ -157,7 +157,7 @@ class Gaps(Tape):
         )
 
     def kinds(self) -> None:
-        """Show the kinds of operations in a layer, and what is left of them without a compiler."""
+        """Show the kinds of operations in a layer, and those that remain without a compiler."""
         of = {kind: [i for i, part in enumerate(PLAIN) if part[1] == kind] for kind in "abcdef"}
         count = {kind: sum(len(PLAIN[i][2]) for i in found) for kind, found in of.items()}
         said = f"The {count['a']} matrix products read the weights. They are what the step is for."

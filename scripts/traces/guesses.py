@@ -13,7 +13,7 @@ from mini_engine.speculation.options import Speculation
 from mini_engine.speculation.speculator import drafts_of
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_DRAFTS = 4, 48, 8
-SHOWN, BLOCKS_SHOWN = 27, 12  # of the text's tokens, and of its blocks: the last ones
+SHOWN, BLOCKS_SHOWN = 27, 12  # the last tokens of the text, and its last blocks
 TABLE, TWICE = "a times table", "a question asked twice"
 ACTS = {  # a prompt, the most tokens of its answer, and what is said first
     TABLE: (
@@ -65,12 +65,12 @@ class Guesses(Tape):
 
     @property
     def adaptive(self):
-        """How much is guessed for the request."""
+        """The request's Adaptive."""
         decoding: Any = self.engine.decoding
         return decoding.adaptive_of(self.request)
 
     def blocks(self) -> list[list[int]]:
-        """Return how many slots of each block hold tokens that stand, and how many are counted."""
+        """Return, for each block, the number of slots with accepted tokens, and of slots in use."""
         table = self.engine.scheduler.manager.tables.get(self.act)
         num_slots = table.num_tokens if table else 0
         kept = min(num_slots, len(self.request.token_ids))
@@ -80,7 +80,7 @@ class Guesses(Tape):
     def tell(
         self, say: str, code: str, question=None, drafts: Sequence[int] = (), fed=(), chosen=(), gained: int = 0
     ) -> None:
-        """Add a frame. fed, chosen: the rows of the step. gained: how many of the newest tokens it has brought."""
+        """Add a frame. fed, chosen: the rows of the step. gained: the number of newest tokens that it brought."""
         request, blocks = self.request, self.blocks()
         old = request.output_ids[: len(request.output_ids) - gained]
         text = {"prompt": request.prompt_ids, "old": old, "new": request.output_ids[len(old) :], "guess": drafts}
@@ -122,7 +122,7 @@ class Guesses(Tape):
         self.quiet(quiet)
 
     def quiet(self, count: int) -> None:
-        """Tell of steps in which nothing was guessed, if there were any."""
+        """Describe steps without guesses, if there were any."""
         if not count:
             return
         why = "no n-gram of the last tokens has occurred before, or there is a pause"
@@ -142,7 +142,7 @@ class Guesses(Tape):
         )
 
     def verified(self, fed: list[int], chosen: list[int], gained: int) -> None:
-        """Tell what became of a guess, and ask beforehand where that is not plain."""
+        """Describe the fate of a guess, with a question beforehand if it is not obvious."""
         right, count, is_last = gained - 1, len(fed) - 1, self.request.is_finished
         guessed, chose = self.words(fed[1:]), self.words(chosen)
         if is_last and right < count and chosen[right] == fed[1 + right]:

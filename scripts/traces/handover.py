@@ -55,7 +55,7 @@ class Request:
 
 
 class Worker:
-    """A prefill worker in this process: its manager, its connector, and what it has not read yet."""
+    """A prefill worker in this process: its manager, its connector, and its unread messages."""
 
     def __init__(self, stage: Stage, number: int, say) -> None:
         letters: Any = Letters()
@@ -76,7 +76,7 @@ class Worker:
             self.end("cancelled")
 
     def compute(self) -> None:
-        """Compute a chunk. Behind the last one, the transfer ends."""
+        """Compute a chunk. After the last one, the transfer ends."""
         assert self.ask is not None
         ids, name = list(self.ask.tokens), str(self.ask.id)
         stop = min(self.num_computed + CHUNK, len(ids))
@@ -89,7 +89,7 @@ class Worker:
             self.end()
 
     def end(self, error: str = "") -> None:
-        """Write into none of the buffers any more, and say so."""
+        """Stop writing to the buffers, and report it."""
         assert self.ask is not None
         self.manager.free(str(self.ask.id))
         self.connector.end(self.ask.id, error)
@@ -135,7 +135,7 @@ class Handover(Tape):
         """Do nothing: there is no process."""
 
     def hear(self, message: Filled | Ended) -> None:
-        """Carry out what the worker says."""
+        """Carry out the worker's message."""
         if isinstance(message, Filled):
             self.transfers.fill(self.worker.number, message.id, message.num_buffers)
             self.said = f"Filled: {message.num_buffers}"
@@ -172,7 +172,7 @@ class Handover(Tape):
         return self.transfers.buffers.count(State.FREE)
 
     def decode(self) -> None:
-        """C gets one more token."""
+        """Decode one more token for C."""
         self.num_decoded += 1
         ids = list(ANSWER[: self.num_decoded].encode())
         self.manager.grow("C", len(ids))
@@ -184,7 +184,7 @@ class Handover(Tape):
             self.letters.blocks[block] = bytes(ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
 
     def arrive(self, name: str) -> list[int]:
-        """A request joins the queue, and the scheduler asks what it costs. Return its tokens."""
+        """Add a request to the queue; the scheduler asks for its cost. Return its tokens."""
         ids, self.waiting = list(PROMPTS[name].encode()), name
         one = self.requests[name] = Request(id=name, namespace=None, token_ids=ids)
         self.connector.request_added(one)
@@ -237,7 +237,7 @@ class Handover(Tape):
         self.take("A", ids, f"{TRANSFERS}.take")
 
     def take(self, name: str, ids: list[int], code: str) -> None:
-        """Admit a request behind what has arrived, and compute the rest here."""
+        """Admit a request after the arrived tokens, and compute the rest here."""
         self.decode()
         match = self.manager.cost(ids, len(ids))
         if match.should_wait:

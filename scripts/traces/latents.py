@@ -46,9 +46,9 @@ class Heard:
 
 
 class Latents(Tape):
-    """The last token's attention in one layer: what was written of each token, and what the walk reads and keeps.
+    """The last token's attention in one layer: each token's stored latent, and what the walk reads and keeps.
 
-    reads: how often each block was read. parts: for each head, exp(score − largest) of the keys so far.
+    reads: the number of reads of each block. parts: for each head, exp(score − largest) of the keys so far.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Latents(Tape):
         self.largest = [-math.inf] * config.num_attention_heads
 
     def walk(self) -> None:
-        """Run the walk over the blocks; keep what it read and what it added up after each of them."""
+        """Run the walk over the blocks; keep its reads and sums after each of them."""
         tape, self.walked, self.shapes = self, list[dict[str, Any]](), list[tuple[int, ...]]()
         counts = [0] * len(self.table)
 
@@ -146,7 +146,7 @@ class Latents(Tape):
         self.end()
 
     def about_writing(self) -> None:
-        """Show what was written of the last token."""
+        """Show the last token's stored latent."""
         c = self.config
         (slot,), (latent, rotary) = self.heard.slots, self.heard.written
         made = c.num_attention_heads * (c.qk_head_dim + c.v_head_dim)
@@ -167,7 +167,7 @@ class Latents(Tape):
         )
 
     def about_absorbing(self) -> None:
-        """Show what the queries become."""
+        """Show the absorbed queries."""
         c = self.config
         (_, heads, rank), (_, _, rope) = self.shapes
         self.show(

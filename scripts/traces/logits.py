@@ -1,4 +1,4 @@
-"""Course machinery. Lesson 4's trace: how one row of real logits becomes a token, and what the draw depends on."""
+"""Course machinery. Lesson 4's trace: one row of real logits becomes a token, and what the draw depends on."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ class Logits(Tape):
 
     @property
     def kept(self) -> int:
-        """How many tokens can still be chosen."""
+        """The number of tokens that can still be chosen."""
         return int((self.logits > float("-inf")).sum())
 
     def state(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Logits(Tape):
         return uniform(self.row.seed, len(self.ids))
 
     def chosen(self, neighbours: int = 0) -> int:
-        """Return what the sampler chooses for this row behind `neighbours` greedy rows in the batch."""
+        """Return the sampler's choice for this row after `neighbours` greedy rows in the batch."""
         others = [Row(SamplingParams(temperature=0), self.row.prompt_ids) for _ in range(neighbours)]
         return int(choose(torch.cat([self.raw] * (neighbours + 1)), [*others, self.row])[-1])
 

@@ -11,7 +11,7 @@ STREAM = "mini_engine/server/sse.py::EventStream"
 
 
 class Mailboxes(Tape):
-    """A slow client fills its own mailbox, reads, and leaves; the others get their tokens all the while."""
+    """A slow client fills its own mailbox, reads, and leaves; the others keep getting their tokens."""
 
     stage: Stage
 
@@ -21,7 +21,7 @@ class Mailboxes(Tape):
         super().__init__("l7-mailboxes", "l7_server/mailboxes.trace.js", "mailboxes", title, 9, **scene)
 
     def state(self) -> dict[str, Any]:
-        """made: the clients whose answers have just got a token."""
+        """Return the frame's state. made: the clients whose answers have just got a token."""
         return self.stage.state() | {"made": []}
 
     def record(self) -> None:

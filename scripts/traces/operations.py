@@ -2,9 +2,9 @@
 
     python -m scripts.traces.operations      # needs a C++ compiler; then record the trace l9-operations again
 
-torch's profiler says when each operation begins and ends. It slows each of them a little, so the file also has the
-step's time without it; both are those of the fastest round. Which operations there are does not depend on the machine:
-the recorder (scripts/traces/gaps.py) counts them again.
+torch's profiler reports when each operation begins and ends. It slows each of them a little, so the file also has the
+step's time without it; both are from the fastest round. The list of operations does not depend on the machine: the
+recorder (scripts/traces/gaps.py) counts them again.
 """
 
 import argparse
@@ -31,8 +31,8 @@ from mini_engine.pocket import POCKET_DIR
 FIGURES = ROOT / "lessons" / "l9_speed" / "operations.json"
 HISTORY, ROUNDS, RUNS = 64, 60, 3_000
 BACKENDS = ("reference", "torch", "packed")
-OURS = ("attention", "run_layers", "linear")  # calls that torch does not know; `named` makes them known
-# What computes nothing here: views, allocations, casts to the dtype that a tensor has
+OURS = ("attention", "run_layers", "linear")  # calls that torch does not see; `named` makes them visible
+# Operations without computation: views, allocations, casts to a tensor's own dtype
 FREE = {
     *("view", "reshape", "split", "slice", "chunk", "unsqueeze", "expand", "transpose", "select", "flatten", "alias"),
     *("t", "detach", "narrow", "as_strided", "empty", "new_empty", "to", "resolve_conj", "resolve_neg"),
@@ -41,7 +41,7 @@ Step = Callable[[], Any]
 
 
 def step_of(backend: str) -> Step:
-    """Return a function that runs one decode step of the pocket model: one sequence, behind HISTORY tokens."""
+    """Return a function that runs one decode step of the pocket model: one sequence, after HISTORY tokens."""
     model = load_model(POCKET_DIR)
     model = model if backend == "reference" else speed_up(model, backend)
     kernel = load_kernel("cpu" if backend == "packed" else "auto")
@@ -57,7 +57,7 @@ def step_of(backend: str) -> Step:
 
 
 def named(name: str, function: Callable) -> Callable:
-    """Return the function, as an operation of this name to the profiler."""
+    """Return the function, visible to the profiler as an operation of this name."""
 
     def call(*arguments):
         with record_function(name):
@@ -67,7 +67,7 @@ def named(name: str, function: Callable) -> Callable:
 
 
 def operations(step: Step) -> list[list[Any]]:
-    """Run a step; return each operation as `[name, start, duration]` in µs, without views and what operations call."""
+    """Run a step; return each operation as `[name, start, duration]` in µs, without views and nested operations."""
     with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU]) as profiler:
         step()
     events: Any = profiler.events()

@@ -16,7 +16,7 @@ PACK = "mini_engine/layers/pack.py"
 
 
 def numbered(num_outputs: int) -> Tensor:
-    """Return a weight `[num_outputs, INPUTS]` in bfloat16 whose numbers say where they belong: 1, 2, 3, …"""
+    """Return a weight `[num_outputs, INPUTS]` in bfloat16 whose numbers are their positions: 1, 2, 3, …"""
     return torch.arange(1, num_outputs * INPUTS + 1).view(num_outputs, INPUTS).bfloat16()  # exact up to 256
 
 
@@ -36,13 +36,13 @@ class Packing(Tape):
         self.memory = numbered(OUTPUTS)
 
     def state(self) -> dict[str, Any]:
-        """marked: words by their place in memory."""
+        """Return the frame's state. marked: words by their place in memory."""
         words = words_of(self.memory)
         lines = [words[start : start + LINE_WORDS] for start in range(0, len(words), LINE_WORDS)]
         return {"lines": lines, "marked": []}
 
     def places(self, output: int | None, word: int | None) -> list[int]:
-        """Return where in memory the words of an output, or with an index, lie; None for any."""
+        """Return the places in memory of the words of an output, or with an index; None for any."""
         words = enumerate(words_of(self.memory))
         return [at for at, one in words if one and output in (None, one[0]) and word in (None, one[1])]
 
@@ -54,7 +54,7 @@ class Packing(Tape):
         self.padding()
 
     def rows_in_order(self) -> None:
-        PackedWeight(numbered(OUTPUTS))  # what the first frames lead up to
+        PackedWeight(numbered(OUTPUTS))  # the result that the first frames lead up to
         self.show(
             f"A weight with {OUTPUTS} outputs and {INPUTS} inputs, row by row. A box is a word: two bfloat16 of one "
             f"output, whose number it has. A line of memory has {LINE_WORDS * WORD_BYTES} bytes.",

@@ -28,7 +28,7 @@ def seal(tape: Tape) -> str:
 
 
 def is_current(path: Path, tape: Tape) -> bool:
-    """Whether the file at `path` equals this trace and its picture was drawn from it."""
+    """Return True if the file at `path` equals this trace and its picture was drawn from it."""
     picture = picture_path(path)
     if not path.is_file() or path.read_text(encoding="utf-8") != tape.text or not picture.is_file():
         return False

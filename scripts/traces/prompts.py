@@ -30,7 +30,7 @@ class Prompts(Tape):
         watch_evictions(self.tree, lambda gone: setattr(self, "evicted", gone))
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Return the tree's nodes. by: the requests whose prefix ends at a node or below it: what its locks count."""
+        """Return the tree's nodes. by: the requests whose prefix ends at a node or below it, which its locks count."""
         paths = {name: list(table.shared.node.path()) for name, table in self.manager.tables.items()}
         return [
             {
@@ -48,7 +48,7 @@ class Prompts(Tape):
         return [block for node in self.nodes() for block in node["blocks"]]
 
     def state(self) -> dict[str, Any]:
-        """cut: the block behind which an edge was split. gone: nodes as they were before the eviction."""
+        """Return the frame's state. cut: the block after which an edge was split. gone: nodes before the eviction."""
         tables = [
             {"name": name, "prompt": PROMPTS[name], "blocks": list(table.blocks)}
             for name, table in self.manager.tables.items()
@@ -57,7 +57,7 @@ class Prompts(Tape):
         return {"nodes": self.nodes(), "tables": tables, "free": free, "cut": 0, "gone": []}
 
     def find(self, name: str) -> tuple[int, int]:
-        """Begin a request's table. Return the tokens found, and the block behind which an edge was split, or 0."""
+        """Start a request's table. Return the tokens found, and the block after which an edge was split, or 0."""
         before = {node["blocks"][0]: node["blocks"] for node in self.nodes()}
         found = self.manager.allocate(name, ids(name))
         cuts = [node["blocks"][-1] for node in self.nodes() if node["blocks"] != before.get(node["blocks"][0])]
@@ -71,7 +71,7 @@ class Prompts(Tape):
         return [block for block in self.blocks() if block not in before]
 
     def evict(self, name: str) -> tuple[list[int], list[dict[str, Any]]]:
-        """Allocate a request's blocks. Return those evicted for it, in order, and how they are shown."""
+        """Allocate a request's blocks. Return the blocks evicted for it, in order, and their drawing."""
         self.find(name)
         before, self.evicted = self.nodes(), []
         self.manager.grow(name, len(PROMPTS[name]))

@@ -1,4 +1,4 @@
-"""Course machinery. Two ranks that are threads of this process, for a recorder: what each brings to the collectives."""
+"""Course machinery. Two ranks as threads of this process, for a recorder of their collectives."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,18 +22,18 @@ from mini_engine.ranks.messages import Message, packed
 from mini_engine.ranks.shard import RankCut
 
 NUM_RANKS = 2
-Meeting = dict[int, Tensor]  # a rank to what it brings
+Meeting = dict[int, Tensor]  # a rank to its part
 
 
 class Heard(TorchCollectives):
-    """The collectives of a rank that is a thread; keeps what each rank brings to each of them."""
+    """The collectives of a rank that is a thread; keeps each rank's part of each of them."""
 
     def __init__(self, rank: int, brought: list[Meeting], barrier: threading.Barrier) -> None:
         super().__init__(rank, NUM_RANKS)
         self.brought, self.barrier = brought, barrier
 
     def meet(self, x: Tensor) -> list[Tensor]:
-        """Bring x; return what all ranks have brought."""
+        """Contribute x; return the parts of all ranks."""
         if self.rank == 0:
             self.brought.append({})
         self.barrier.wait()
@@ -52,7 +52,7 @@ class Heard(TorchCollectives):
 
 
 class OtherRank:
-    """Rank 1 as rank 0 sees it, if it is a thread: messages go through a queue, as bytes."""
+    """Rank 0's view of rank 1 as a thread: messages go through a queue, as bytes."""
 
     fault, num_ranks = "", NUM_RANKS
 
@@ -68,7 +68,7 @@ class OtherRank:
         yield
 
     def recv_bytes(self) -> bytes:
-        """In rank 1's thread: return the next message. EOFError: there will be none."""
+        """Return the next message, in rank 1's thread. EOFError if there will be none."""
         message = self.queue.get()
         if message is None:
             raise EOFError

@@ -1,4 +1,4 @@
-"""Course machinery. Lesson 18's trace: two ranks compute a layer for one token, and meet behind each half of it."""
+"""Course machinery. Lesson 18's trace: two ranks compute a layer for one token, and meet after each half of it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ FOLLOW = "mini_engine/ranks/follow.py::follow_plans"
 
 
 class Noted(one_shot.Board):
-    """A board that notes what its places show. shown: of (half, rank)."""
+    """A board that keeps the numbers in its places to draw. shown: by (half, rank)."""
 
     def __init__(self, num_ranks: int, count: int) -> None:
         super().__init__(num_ranks, count)
@@ -40,7 +40,7 @@ class Noted(one_shot.Board):
 class Ranks(Tape):
     """One decode step of two ranks: the embedding, the first layer's two sums, and the head.
 
-    stage: the matrices at work. For each rank: part, the first numbers of what it brings; total, of the sum; does.
+    stage: the matrices at work. For each rank: part, the first numbers of its part; total, of the sum; does.
     flags and places are those of a board; a place shows the first numbers of the part in it.
     """
 
@@ -68,7 +68,7 @@ class Ranks(Tape):
         }
 
     def run(self) -> None:
-        """Answer the prompt over two ranks; keep what they bring to the collectives of the last decode step."""
+        """Answer the prompt over two ranks; keep their parts of the last decode step's collectives."""
         ids = self.tokenizer.encode(PROMPT)
         steps, (self.fed, self.chosen) = answered(Path(POCKET_DIR), ids, 2)
         self.brought = steps[-1]
@@ -93,9 +93,9 @@ class Ranks(Tape):
         )
 
     def meet(self, stage: str, index: int, order: str, stop: dict[int, Callable[[], None]]) -> None:
-        """Let the ranks meet as `add_up` does it, each character of `order` a step of that rank.
+        """Let the ranks meet through `add_up`, each character of `order` a step of that rank.
 
-        stop: what to show after so many steps.
+        stop: maps a number of steps to a function that shows a frame then.
         """
         self.stage, self.meeting = stage, index + 1
         given = [self.brought[index][rank][0].clone() for rank in range(NUM_RANKS)]
@@ -116,7 +116,7 @@ class Ranks(Tape):
                 stop[count]()
 
     def doing(self, rank: int) -> str:
-        """Return what a rank is doing."""
+        """Describe a rank's activity."""
         if self.board.flags[rank] < self.meeting:
             return "brings its part"
         if min(self.board.flags) < self.meeting:
@@ -151,7 +151,7 @@ class Ranks(Tape):
         self.meet("embedding", 0, "0101" + "01" * 8, {2: brought, 20: done})
 
     def layer(self) -> None:
-        """Show what needs no exchange, then the meetings behind o and behind down."""
+        """Show the part without exchanges, then the meetings after o and after down."""
         c = self.model.config
         self.stage, self.meeting, self.does = "qkv", 0, ["computes"] * NUM_RANKS
         self.parts, self.totals = [None] * NUM_RANKS, [None] * NUM_RANKS
@@ -165,7 +165,7 @@ class Ranks(Tape):
         self.feed_forward()
 
     def attention_sum(self) -> None:
-        """Show the meeting behind o, step by step."""
+        """Show the meeting after o, step by step."""
         width = self.model.config.hidden_size
 
         def behind_o() -> None:
@@ -204,7 +204,7 @@ class Ranks(Tape):
         self.meet("o", 1, "11111" + "000" + "11111" + "0" * 17, shown)
 
     def feed_forward(self) -> None:
-        """Show the meeting behind down."""
+        """Show the meeting after down."""
         c = self.model.config
 
         def early() -> None:
@@ -232,7 +232,7 @@ class Ranks(Tape):
         self.meet("down", 2, "11" + "01" * 14, {2: early, 30: done})
 
     def head(self) -> None:
-        """Show the logits being gathered, and who chooses."""
+        """Show the logits being gathered, and the rank that chooses."""
         c, logits = self.model.config, self.brought[-1]
         self.stage, self.meeting, self.does = "head", 0, ["brings its logits"] * NUM_RANKS
         self.parts, self.totals = [first(logits[rank][0]) for rank in range(NUM_RANKS)], [None] * NUM_RANKS

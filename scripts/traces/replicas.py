@@ -15,11 +15,11 @@ GAP = 0.5  # seconds between two requests
 CHATS = "ABCABACD"  # whose turn it is
 BLOCKS_PER_TURN = 2
 PREFILL, DECODE, ANSWER = 4.0, 10.0, 10  # blocks/s, tokens/s, tokens
-ASKED = (2, 3, 6)  # before which requests of an act there is a question
+ASKED = (2, 3, 6)  # requests of an act that come with a question
 OPTIONS = ("replica 0", "replica 1", "replica 2")
 POLICY = "mini_engine/distributed/routing/policy.py"
 ROUND_ROBIN, AFFINITY, SCORE = "round robin", "pure affinity", "the score"
-ACTS = {  # what is said first
+ACTS = {  # the first caption
     ROUND_ROBIN: f"{NUM_REPLICAS} replicas, each with a cache of {CAPACITY} blocks. All prompts begin with one system "
     "prompt, block S. First, round robin: each replica in its turn.",
     AFFINITY: "The same chats, with empty caches. Now each goes where most of its prompt is known, whatever the load.",
@@ -38,12 +38,12 @@ def chats() -> list[tuple[str, list[int]]]:
 
 
 def name_of(block: int) -> str:
-    """Return what a block is called in the picture: S is the system prompt, A1 the first block of chat A."""
+    """Return a block's name in the picture: S is the system prompt, A1 the first block of chat A."""
     return f"{chr(block // 100)}{block % 100}" if block else "S"
 
 
 class Replicas(Tape):
-    """One policy after another, each with replicas of its own. totals: what each has come to."""
+    """One policy after another, each with its own replicas. totals: each policy's result."""
 
     def __init__(self) -> None:
         scene = {"replicas": NUM_REPLICAS, "capacity": CAPACITY, "acts": list(ACTS)}
@@ -78,7 +78,7 @@ class Replicas(Tape):
         return {"act": self.act, "prompt": [], "chosen": -1, "replicas": replicas, "totals": totals}
 
     def take(self, number: int, chat: str, keys: list[int]) -> None:
-        """Send one request, and tell what the policy made of it."""
+        """Send one request, and show the policy's choice."""
         now = GAP * number
         self.loads = {index: replica.load(now) for index, replica in enumerate(self.replicas)}
         chosen = self.policy.choose(keys, self.loads)
@@ -102,7 +102,7 @@ class Replicas(Tape):
         )
 
     def reason(self, keys: Sequence[int]) -> str:
-        """Return why the chosen replica is chosen, and note the scores as they are written."""
+        """Explain the choice of the replica, and note the scores in that form."""
         if not isinstance(self.policy, PrefixScore):
             return "Each has its turn, whatever the prompt."
         scores = self.policy.scores(keys, self.loads)

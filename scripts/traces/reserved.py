@@ -1,4 +1,4 @@
-"""Course machinery. Lesson 1's trace: caches that are reserved at full length, and how few of their rows are used."""
+"""Course machinery. Lesson 1's trace: caches reserved at full length, and how few of their rows are used."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from mini_engine.engine.loop import generate
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv, reusable_prefix
 
 ROWS, PLACES = 16, 3  # rows of a cache, and caches for which there is memory
-REQUESTS = {  # prompts, and how many tokens their answers may have
+REQUESTS = {  # prompts, and the most tokens in their answers
     "A": ("The capital of France is", 8),
     "B": ("Once upon a time", 4),
     "C": ("Count: one, two, three,", 5),
@@ -20,7 +20,7 @@ KV = "mini_engine/kv/contiguous.py"
 
 
 class Running:
-    """A request in a cache of its own."""
+    """A request in its own cache."""
 
     def __init__(self, tape: "Reserved", name: str) -> None:
         prompt, self.left = REQUESTS[name]
@@ -35,7 +35,7 @@ class Running:
         return self.sequence.cur_len
 
     def step(self) -> None:
-        """Run the loop for one token: it feeds what is not in the cache yet."""
+        """Run the loop for one token: it feeds the tokens that are not in the cache yet."""
         model = self.tape.model
         self.token_ids += generate(model, self.store, self.sequence, self.token_ids, 1)
         self.wrote = self.store.rows[-1]
@@ -62,7 +62,7 @@ class Reserved(Tape):
 
     @property
     def unused(self) -> int:
-        """Rows that are reserved and hold nothing."""
+        """The number of rows that are reserved and hold nothing."""
         return sum(ROWS - one.used for one in self.running)
 
     def state(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Reserved(Tape):
         return one
 
     def crowd(self) -> None:
-        """Fill all places, and let one more request come."""
+        """Fill all places, and let one more request arrive."""
         for name in "BC":
             one = self.arrive(name)
             one.step()
@@ -168,7 +168,7 @@ class Reserved(Tape):
         self.show(said, "ContiguousKv.set_kv", question)
 
     def leave(self, one: Running) -> None:
-        """Give a cache's memory back, and let a waiting request have it."""
+        """Free a cache's memory, and give it to a waiting request."""
         self.places[self.places.index(one)] = None
         if not self.waiting:
             return

@@ -1,4 +1,4 @@
-"""Course machinery. For recorders and labs with a radix tree: its nodes, and a manager that reports what it does."""
+"""Course machinery. For recorders and labs with a radix tree: its nodes, and a manager that reports its actions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -99,7 +99,7 @@ class Telling(KvCacheManager):
 class Told(Tape):
     """Shows a Telling manager's state after each call: the base of lesson 8's first recorder and of its lab.
 
-    asked: a request's number of tokens, and how many of them were found. growing: the last request to get blocks.
+    asked: a request's number of tokens, and of tokens found. growing: the last request to get blocks.
     """
 
     manager: Any  # Telling, whose allocator counts holders
@@ -128,11 +128,11 @@ class Told(Tape):
         return state | {"sums": manager.blocks_by_state._asdict(), "marked": [], "evicted": []}
 
     def came(self, name: str, tokens: int, found: int, was_split: bool) -> None:
-        """Tell that a request was admitted."""
+        """Show that a request was admitted."""
         raise NotImplementedError
 
     def waits(self, token_ids: Sequence[int]) -> None:
-        """Tell that a request not yet admitted waits for what is being computed."""
+        """Show that a request not yet admitted waits for a prefix that is being computed."""
         raise NotImplementedError
 
     def evicted(self, gone: list[int]) -> None:
@@ -149,7 +149,7 @@ class Told(Tape):
         self.show(say, f"{TREE}.evict", question, evicted=list(gone))
 
     def stored(self, name: str, count: int) -> None:
-        """Tell which of a prompt's blocks were stored; an answer's are stored when the request ends."""
+        """Show which of a prompt's blocks were stored; an answer's are stored when the request ends."""
         if not count:
             return
         tokens, found = self.asked[name]
@@ -163,7 +163,7 @@ class Told(Tape):
         )
 
     def left(self, name: str, count: int, freed: int) -> None:
-        """Tell that a request has ended. count: the blocks that the tree has more."""
+        """Show that a request has ended. count: the blocks that the tree has gained."""
         say = (
             f"The whole blocks that hold its answer stay too: {count} more. No running request uses them, so they can "
             "be evicted."

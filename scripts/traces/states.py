@@ -26,7 +26,7 @@ CHECKPOINTS = "mini_engine/hybrid/checkpoints.py::Checkpoints"
 
 
 class TextStates(TrackSlots):
-    """A state pool whose states are the texts that they have seen: a letter is a token here."""
+    """A state pool whose states are the texts seen so far: a letter is a token here."""
 
     def __init__(self, max_reqs: int, max_track_slots: int) -> None:
         super().__init__(max_reqs, max_track_slots)
@@ -58,7 +58,7 @@ class States(Tape):
         self.tree, self.checkpoints = cache_of(self.manager).prefixes.tree, self.memory.checkpoints
 
     def state(self) -> dict[str, Any]:
-        """marked: slots that something just happened to. copied: slots that a state was copied from."""
+        """Return the frame's state. marked: slots just changed. copied: slots that a state was copied from."""
         owners = {hold.slots[0]: name for name, hold in self.memory.holds.items()}
         slots = [
             {"slot": slot, "owner": owners.get(slot, ""), "seen": self.states.seen[slot]}
@@ -93,7 +93,7 @@ class States(Tape):
         self.show(said, "mini_engine/kv/radix.py::HitStats.count")
 
     def arrive(self, name: str, prompt: str) -> None:
-        """Admit a request and say what it starts from."""
+        """Admit a request and show its starting state."""
         ids = list(map(ord, prompt))
         before = list(self.checkpoints.slots.values())
         stored = self.tree.peek(ids[:-1]).num_tokens
@@ -113,7 +113,7 @@ class States(Tape):
         return self.show(said, f"{MEMORY}.begin", question, marked=[slot], copied=source)
 
     def chunk(self, name: str, prompt: str) -> bool:
-        """Compute one chunk. Return whether more is left of the prompt."""
+        """Compute one chunk. Return True if more of the prompt is left."""
         hold, slots, seen = self.memory.holds[name], self.checkpoints.slots, self.states.seen
         start = hold.num_computed
         stop = self.memory.chunk_end(name, start, len(prompt))

@@ -1,9 +1,9 @@
-"""Course machinery. The base of recorders and labs: frames to draw, sentences that say what happened, and questions.
+"""Course machinery. The base of recorders and labs: frames to draw, captions, and questions.
 
 A recorder is a subclass of Tape in a module of this folder, named in `record.py`; `work.py` is a short one. Its
-`__init__` says what the trace is called and builds the engine's parts; `state` returns what every frame shows of them;
-`record` runs them and calls `show` wherever a reader should look. It runs the engine's own code and computes nothing
-that the engine can: otherwise a bug would not show. Its lesson's page links the picture to the trace.
+`__init__` names the trace and builds the engine's parts; `state` returns what every frame shows of them; `record` runs
+them and calls `show` wherever a reader should look. It runs the engine's own code and computes nothing that the engine
+can: otherwise a bug would not show. Its lesson's page links the picture to the trace.
 
 A trace is a script, `x.trace.js`, that puts one object into `window.KV_TRACES`, because a page opened from a file can
 load scripts but no other data. It is the same on every machine: no times, fixed seeds, sorted keys.
@@ -32,11 +32,11 @@ class Tape:
         self.scene, self.frames = scene, list[dict[str, Any]]()
 
     def record(self) -> None:
-        """Run the engine and show what happens."""
+        """Run the engine and add frames."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """Return what a frame shows of the engine now: JSON values, copied, under the same keys in every frame."""
+        """Return the engine's current state for a frame: JSON values, copied, under the same keys in every frame."""
         return {}
 
     def show(self, say: str, code: str = "", question: Ask | None = None, **state: Any) -> None:
@@ -56,7 +56,7 @@ class Tape:
         self.frames.append(frame | {"ask": question} if question else frame)
 
     def stopped(self, error: BaseException) -> None:
-        """Add a frame that says that the recorded code has failed."""
+        """Add a frame that reports the failure of the recorded code."""
         last = {key: value for key, value in (self.frames[-1] if self.frames else {}).items() if key != "ask"}
         self.frames.append(last | {"say": f"Here your code stopped: {type(error).__name__}: {error}"})
 
@@ -82,12 +82,12 @@ class Tape:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The trace as a player reads it."""
+        """Return the trace in the form that players read."""
         return {name: getattr(self, name) for name in ("id", "file", "kind", "title", "poster", "scene", "frames")}
 
     @property
     def text(self) -> str:
-        """The file's text, one frame per line."""
+        """Return the file's text, one frame per line."""
         head = {**self.data, "version": VERSION}
         frames = ",\n".join(map(dump, head.pop("frames")))
         pairs = "".join(f"{dump(key)}: {dump(value)},\n" for key, value in sorted(head.items()))

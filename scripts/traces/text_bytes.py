@@ -1,4 +1,4 @@
-"""Course machinery. Lesson 6's trace: tokens are bytes; what is shown, what is held back, what is never shown."""
+"""Course machinery. Lesson 6's trace: tokens are bytes; some text is shown, some held back, some never shown."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ CHECKER = "mini_engine/text/detokenizer.py::StopChecker"
 class TextBytes(Tape):
     """One answer after another, on its way through detokenizer and stop strings.
 
-    said: what the bytes have become. shown: how much of it a reader has seen.
+    said: the text of the bytes so far. shown: the part that a reader has seen.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class TextBytes(Tape):
         self.is_over = False
 
     def push(self, token: int) -> str:
-        """Add a token. Returns the text that it completes."""
+        """Add a token. Return the text that it completes."""
         text = self.characters.push(token)
         self.tokens.append(token)
         self.said += text
@@ -47,7 +47,7 @@ class TextBytes(Tape):
 
     @property
     def held(self) -> str:
-        """What may be the beginning of a stop string."""
+        """The text that may be the beginning of a stop string."""
         return self.answer.checker.held
 
     def bytes_of(self, token: int) -> bytes:
@@ -55,11 +55,11 @@ class TextBytes(Tape):
 
     @property
     def waiting(self) -> int:
-        """How many bytes have not become a character yet."""
+        """The number of bytes that have not become a character yet."""
         return sum(len(self.bytes_of(token)) for token in self.tokens) - len(self.said.encode())
 
     def state(self) -> dict[str, Any]:
-        """chars: each character with its number of bytes; at the end, the last one stands for all that are left."""
+        """Return the frame's state. chars: each character with its number of bytes; the last one may cover the rest."""
         tokens = [{"id": token, "bytes": self.bytes_of(token).hex(" ")} for token in self.tokens]
         chars = [[char, len(char.encode())] for char in self.said]
         if self.is_over:
@@ -111,7 +111,7 @@ class TextBytes(Tape):
         return f"“{text}”: no stop string begins with “{held}{text}”. The text that was held back is shown.", None
 
     def is_asked(self, word: str) -> bool:
-        """Whether a question with this word has been asked."""
+        """Return True if a question with this word has been asked."""
         return any(word in frame.get("ask", {}).get("question", "") for frame in self.frames)
 
     def tale_of_a_part(self, raw: bytes, begins: str):

@@ -1,4 +1,4 @@
-"""Course machinery. Lesson 12's trace: a block falls out of pool and host memory, and comes back from the disk."""
+"""Course machinery. Lesson 12's trace: a block is evicted from pool and host memory, and comes back from the disk."""
 
 import tempfile
 from pathlib import Path
@@ -52,7 +52,7 @@ class Tiers(Tape):
         self.shelf: list[bytes] = []
 
     def start(self, directory: Path) -> None:
-        """Begin a new process on a directory."""
+        """Start a new process on a directory."""
         size = Record(bytes(32), bytes(32), bytes(4 * BLOCK_SIZE), bytes(BLOCK_SIZE)).num_bytes
         self.letters, self.disk = Letters(), DiskTier(directory, 2**20)
         self.tiers = TierStack(HostTier(HOST_RECORDS * size), self.disk)
@@ -61,7 +61,7 @@ class Tiers(Tape):
         self.manager = coordinated(NUM_BLOCKS, BLOCK_SIZE, self.letters.copy, prefixes=PrefixCache, connector=connector)
 
     def state(self) -> dict[str, Any]:
-        """moved: texts of the blocks that something just happened to."""
+        """Return the frame's state. moved: texts of the blocks just moved."""
         self.shelf += [key for key in self.disk.sizes if key not in self.shelf]
         owners = {block: name for name, table in self.manager.tables.items() for block in table.blocks}
         pool = []
@@ -102,7 +102,7 @@ class Tiers(Tape):
             self.tiers.close()
 
     def visit(self, name: str, tell: str) -> None:
-        """Let a request come, be computed and end."""
+        """Let a request arrive, be computed and end."""
         self.arrive(name, tell)
         self.manager.free(name, list(map(ord, PROMPTS[name])))
         self.tiers.flush()
@@ -110,7 +110,7 @@ class Tiers(Tape):
         self.show(said, f"{CONNECTOR}.save_kv")
 
     def arrive(self, name: str, tell: str) -> int:
-        """Admit a request; ask how much is found; compute the rest. Return the tokens found."""
+        """Admit a request; ask how many tokens are found; compute the rest. Return the tokens found."""
         prompt, ids = PROMPTS[name], list(map(ord, PROMPTS[name]))
         cached = cache_of(self.manager).prefixes.peek(ids, None, {}).num_tokens
         before = dict(self.tiers.num_found)

@@ -33,7 +33,7 @@ JOBS = (
     Job("E", 8, 5, 9, abort=15),
     Job("F", 10, 3, 3),
 )
-Cells = dict[str, dict[str, Any]]  # what a step does with each request
+Cells = dict[str, dict[str, Any]]  # each request's work in a step
 
 
 class Steps(Tape):
@@ -56,11 +56,11 @@ class Steps(Tape):
         raise NotImplementedError
 
     def held(self) -> dict[str, int]:
-        """Return how many blocks each request holds."""
+        """Return the number of blocks each request holds."""
         return {name: len(table.blocks) for name, table in self.scheduler.manager.tables.items()}
 
     def step(self) -> None:
-        """Run a step and add it as a frame: what each request holds before it is computed, and what is."""
+        """Run a step and add it as a frame: each request's blocks before it, and the computed tokens."""
         chunks = self.scheduler.schedule()
         requests = [chunk.request for chunk in chunks]
         cells, held = self.cells_of(chunks), self.held()
@@ -85,14 +85,14 @@ class Steps(Tape):
         return cells | {name: {"kind": "aborted"} for name in self.gone}
 
     def code_of(self, cells: Cells) -> str:
-        """Return the function behind what is rarest in a step: an abort, a preemption, a new request."""
+        """Return the function behind a step's rarest event: an abort, a preemption, a new request."""
         if self.gone:
             return self.abort_code
         is_new = any(cell.get("start") == 0 for cell in cells.values())
         return f"{SCHEDULER}.{'preempt' if of_kind(cells, 'out') else 'admit' if is_new else 'continue_running'}"
 
     def sentences(self, cells: Cells, ended: list[str]) -> list[str]:
-        """Say what happened, in the order of the scheduler's decisions; "" for what did not."""
+        """Return a sentence for each event in the order of the scheduler's decisions; "" if it did not happen."""
         gone, out = listed(self.gone), listed(of_kind(cells, "out"))
         total = sum(cell["stop"] - cell["start"] for cell in cells.values() if "stop" in cell)
         return [

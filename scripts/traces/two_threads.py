@@ -1,4 +1,4 @@
-"""Course machinery. Lesson 7's server on a stage: its app, its engine's thread, and three clients, one of them slow.
+"""Course machinery. Lesson 7's server on a stage: its app, its engine thread, and three clients, one of them slow.
 
 The app and the thread are the server's own. Two things are scripted, so that every recording is the same: the thread
 runs one round when it is told to, and a slow client's socket holds one event until the client reads it.
@@ -25,7 +25,7 @@ PROMPTS = {"A": "The capital of France is", "B": "Once upon a time", "C": "Count
 LENGTHS = {"A": 9, "B": 8, "C": 12}
 SLOW = "C"
 PATIENCE = 60.0  # seconds for one round of the engine's thread; a round takes milliseconds
-PAUSE = 0.02  # seconds between rounds: more than three readers' ration of wake-ups, so each round may wake each reader
+PAUSE = 0.02  # seconds between rounds: longer than three readers' wake-up interval, so each round may wake each reader
 
 
 class Gate(threading.Condition):
@@ -55,14 +55,14 @@ class Gate(threading.Condition):
                 raise TimeoutError(f"the engine's thread has not finished its round after {PATIENCE:g} s")
 
     def let_all_through(self) -> None:
-        """Let the engine's thread run as it likes, so that it can end."""
+        """Let the engine thread run freely, so that it can end."""
         with self:
             self.turns = math.inf
             self.notify_all()
 
 
 class Client:
-    """One connection, as ASGI sees it. Events are lists of token numbers.
+    """One ASGI connection. Events are lists of token numbers.
 
     events: those that the client has read. unread: the one that is still in its socket, for which `send` waits.
     """
@@ -102,7 +102,7 @@ class Client:
 
 
 def num_tokens(body: bytes) -> int:
-    """Return how many tokens an event brings; 0 for [DONE] and for what is no event."""
+    """Return the number of tokens in an event; 0 for [DONE] and for anything else."""
     text = body.decode("utf-8").removeprefix("data: ").strip()
     if not text or text == "[DONE]":
         return 0
@@ -172,7 +172,7 @@ class Stage:
 
     @property
     def inbox(self) -> list[list[str]]:
-        """What the engine's thread has not carried out yet: "job" or "abort", and whose."""
+        """Return the engine thread's pending work: "job" or "abort", with the client."""
         found = []
         for command in self.worker._inbox:
             is_abort = command.func == self.worker._abort
@@ -189,21 +189,21 @@ class Stage:
         self.made = [name for name, count in self.computed().items() if count > before.get(name, 0)]
 
     def computed(self) -> dict[str, int]:
-        """How many tokens each client's answer has."""
+        """Return the number of tokens in each client's answer."""
         return {name: sum(client.events) + client.unread + self.waiting(name) for name, client in self.clients.items()}
 
     def waiting(self, name: str) -> int:
-        """How many tokens wait in a client's mailbox."""
+        """Return the number of tokens that wait in a client's mailbox."""
         mailbox = self.mailboxes.get(name)
         return sum(len(delta.token_ids) for _, delta in mailbox.waiting) if mailbox else 0
 
     def held(self) -> dict[str, int]:
-        """How many blocks each request holds."""
+        """Return the number of blocks that each request holds."""
         tables = self.engine.scheduler.manager.tables
         return {self.names[key]: len(table.blocks) for key, table in tables.items()}
 
     def state(self) -> dict[str, Any]:
-        """Return what a frame shows."""
+        """Return the state for a frame."""
         clients = [
             {"read": list(client.events), "unread": client.unread, "waits": self.waiting(name), "status": client.status}
             for name, client in self.clients.items()

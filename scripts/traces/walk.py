@@ -25,7 +25,7 @@ WRONG = ("smaller numbers, because no part was rescaled", "larger numbers")
 
 
 class Kept(NamedTuple):
-    """What the kernel has for one query and head after a block: the block's scores, and what it keeps."""
+    """The kernel's state for one query and head after a block: the block's scores, and the running results."""
 
     scores: list[float]
     best: float  # the largest score so far
@@ -39,7 +39,7 @@ def kept_by_kernel(
     """Run the block-by-block kernel on one sequence.
 
     Returns:
-        what it kept of this query and head after each block, and its result for them.
+        its state for this query and head after each block, and its result for them.
 
     Raises:
         ValueError: the kernel did not show every block.
@@ -69,7 +69,7 @@ class Watched:
 
 
 class Walk(Tape):
-    """The last query's walk over its blocks: what the kernel has read so far, and the three things that it keeps.
+    """The last query's walk over its blocks: the blocks read so far, and the three running results.
 
     best: the largest score so far. total: the sum of exp(score − best). sums: the sum of exp(score − best) · V.
     """
@@ -82,7 +82,7 @@ class Walk(Tape):
         self.num_read = self.num_added = 0
 
     def run(self) -> None:
-        """Run the model once, with K and V in blocks that are not in order, and keep what one layer's kernel did."""
+        """Run the model once, with K and V in shuffled blocks, and keep one layer's kernel call."""
         kernel = Watched(paged_attention)
         pool, allocator = KvPool(self.model.config, NUM_BLOCKS, BLOCK_SIZE, kernel), BlockAllocator(NUM_BLOCKS, 4)
         prompts = [self.tokenizer.encode(prompt) for prompt in (*GONE, PROMPT)]
@@ -123,7 +123,7 @@ class Walk(Tape):
         self.end()
 
     def block(self, entry: int, kept: Kept) -> None:
-        """Show a block: its scores, the rescaling if one of them is the largest so far, and its part of the sums."""
+        """Show a block: its scores, the rescaling if one of them is the largest so far, and its contribution."""
         self.entry = entry
         self.num_read += len(kept.scores)
         said, question = self.about_scores(len(kept.scores), max(kept.scores))
@@ -138,7 +138,7 @@ class Walk(Tape):
         self.show(f"Its parts, {added}, go into the sum, and each part times its value into the sum of values.", KERNEL)
 
     def about_scores(self, count: int, largest: float):
-        """Return what a block's scores say, and a question about them or None."""
+        """Describe a block's scores; return that and a question about them or None."""
         block = self.table[self.entry or 0]
         said = f"Block {block}: {plural(count, 'key')}, read in place, with scores up to {largest:.2f}. "
         if self.entry == 0:
@@ -159,7 +159,7 @@ class Walk(Tape):
         return said, ask(text, "nothing yet", wrong, why)
 
     def rescale(self, largest: float) -> None:
-        """Show the sums made relative to a new maximum, between two looks at the kernel."""
+        """Show the sums rescaled to a new maximum, between two frames of the kernel."""
         old, self.best = self.best, largest
         factor = math.exp(old - largest)
         self.total, self.sums = factor * self.total, [factor * value for value in self.sums]

@@ -1,4 +1,4 @@
-"""Course machinery. Lesson 15's trace: a window slides, others take the blocks it leaves, and a hit needs the last."""
+"""Course machinery. Lesson 15's trace: a window slides, others take its freed blocks, and a hit needs the last ones."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -41,7 +41,7 @@ class Windows(Tape):
         self.done: dict[str, int] = {}
 
     def state(self) -> dict[str, Any]:
-        """first: the first token that the next one sees. windows: companions, 0 for none. marked: blocks to look at."""
+        """Return the frame's state. first: the first visible token. windows: companions, 0 for none. marked: blocks."""
         tables = [
             {
                 "name": name,
@@ -95,7 +95,7 @@ class Windows(Tape):
         )
 
     def decode(self) -> list[int]:
-        """Let A answer. Return the blocks that its window left last."""
+        """Let A answer. Return the blocks that its window has just left."""
         self.compute("A", 20)
         self.show(
             f"A answers. The full group grows with the text; the window group still holds {len(self.window('A'))} "
@@ -116,7 +116,7 @@ class Windows(Tape):
         return left
 
     def hand_over(self, left: list[int]) -> None:
-        """Let B take what A has left."""
+        """Let B take the blocks that A has freed."""
         num_free, kept = len(self.free), dict(self.kept.companions)
         self.come("B")
         self.compute("B", 8)
@@ -134,7 +134,7 @@ class Windows(Tape):
         )
 
     def begin_behind_a_window(self) -> None:
-        """Find A's beginning again, where a request can begin."""
+        """Find A's beginning again, at a point where a request can resume."""
         stored, found = self.come("C")
         text = f"C begins like A: “{TEXTS['C'][0]}” The full group has its first {stored} tokens."
         needed = self.window("C")
@@ -157,7 +157,7 @@ class Windows(Tape):
         self.end("C")
 
     def find_a_tombstone(self) -> None:
-        """Find blocks that no request can begin behind."""
+        """Find blocks after which no request can resume."""
         stored, found = self.come("D")
         tomb = self.full_path("D")[0]
         text = f"D agrees with A only in its first {stored} tokens. The full group has them."
@@ -193,10 +193,10 @@ class Windows(Tape):
         said = f"{stats.found_tokens} of {stats.asked_tokens} prompt tokens were not computed again."
         self.show(said, "mini_engine/kv/radix.py::HitStats.count")
 
-    # ---------------------------------------------------------------- what the engine is told, and what it has
+    # ---------------------------------------------------------------- the engine's calls and its state
 
     def come(self, name: str) -> tuple[int, int]:
-        """Admit a request. Return how many of its tokens the full group had, and how many it begins behind."""
+        """Admit a request. Return the number of its tokens in the full group, and of those it resumes after."""
         ids = list(map(ord, TEXTS[name][0]))
         stored = self.tree.peek(ids[:-1]).num_tokens
         self.done[name] = self.manager.allocate(name, ids)
@@ -213,7 +213,7 @@ class Windows(Tape):
             self.manager.commit(name, ids[: max(prompt, self.done[name])], self.done[name])
 
     def end(self, *names: str) -> None:
-        """End requests and show what is left of them."""
+        """End requests and show the blocks that remain."""
         for name in names:
             self.manager.free(name, list(map(ord, "".join(TEXTS[name]))))
             del self.done[name]

@@ -1,4 +1,4 @@
-"""Course machinery. Lesson 0's trace: the rows that each step computes without a cache, beside those of lesson 1."""
+"""Course machinery. Lesson 0's trace: the rows that each step computes without a cache, and with lesson 1's."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ PLANS = ("mini_engine/kv/no_cache.py::Recompute.plan", "mini_engine/kv/contiguou
 
 
 class Counting:
-    """A store that passes every call on. rows: the positions whose K and V were written, step by step, in layer 0."""
+    """A store that forwards every call. rows: the positions whose K and V were written, step by step, in layer 0."""
 
     def __init__(self, store: Any) -> None:
         self.store = store
@@ -46,7 +46,7 @@ class Work(Tape):
 
     @property
     def again(self) -> list[int]:
-        """How many of them had been computed before, by each run."""
+        """The number of them that had been computed before, by each run."""
         return [count - len(set().union(*rows)) for count, rows in zip(self.counts, self.rows, strict=True)]
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Course machinery. Draws what a link to the course looks like elsewhere: a card for each lesson; and the icons.
+"""Course machinery. Draws the cards that links to the course show elsewhere, one for each lesson; and the icons.
 
     python -m scripts.website.cards            # write those that are missing or out of date
     python -m scripts.website.cards --check    # write nothing; exit 1 if there is one
@@ -29,7 +29,7 @@ FOLDER = THEME / "cards"
 DIGESTS = FOLDER / "cards.json"
 WIDTH, HEIGHT, COLORS = 1200, 630, 96
 ICONS = {"favicon-32.png": 32, "apple-touch-icon.png": 180}
-PICTURES = {  # the one that says most; a lesson without one shows the first drawing of its page
+PICTURES = {  # the most telling one; a lesson without one shows the first drawing of its page
     "l0_the_loop": "the-loop.svg",
     "l1_contiguous": "reserved.svg",
     "l2_token_flat": "pool.svg",
@@ -71,7 +71,7 @@ pre { overflow: hidden; font-family: "Plex Mono"; line-height: 1.3 }
 
 @dataclass(frozen=True)
 class Card:
-    """What one card shows. name: its file's, without a suffix. picture: an SVG's path, or a drawing's text."""
+    """The contents of one card. name: its file's, without a suffix. picture: an SVG's path, or a drawing's text."""
 
     name: str
     kicker: str
@@ -81,13 +81,13 @@ class Card:
 
     @property
     def digest(self) -> str:
-        """What the card is drawn from, as a digest."""
+        """Return a digest of everything that the card is drawn from."""
         shown = self.picture if isinstance(self.picture, str) else self.picture.read_text(encoding="utf-8")
         return hashlib.sha256("\n".join((self.kicker, self.title, self.says, shown, STYLE)).encode()).hexdigest()[:16]
 
     @property
     def html(self) -> str:
-        """The card as a page."""
+        """Return the card as a page."""
         if isinstance(self.picture, str):
             longest = max(map(len, self.picture.split("\n")))
             shown = f'<pre style="font-size:{min(17, 1050 / longest):.1f}px">{escape(self.picture)}</pre>'
@@ -143,7 +143,7 @@ def longest_first(drawings: list[str]) -> str:
 
 
 def old(found: list[Card]) -> list[Card]:
-    """Return the cards that are missing or show something else by now."""
+    """Return the cards that are missing or out of date."""
     known = json.loads(DIGESTS.read_text(encoding="utf-8")) if DIGESTS.exists() else {}
     return [card for card in found if known.get(card.name) != card.digest or not path_of(card).exists()]
 
@@ -171,7 +171,7 @@ def shoot(browser, html: str, width: int, height: int, *, clear: bool = False) -
 
 
 def draw_icon(browser, name: str, size: int) -> None:
-    """Draw the site's icon; a phone puts it on a screen of its own, so there it has a ground and a margin."""
+    """Draw the site's icon; for a phone's home screen it gets a background and a margin."""
     ground, margin = ("#fbfcfd", size // 8) if name.startswith("apple") else ("transparent", 0)
     style = f"<style>body{{margin:{margin}px;background:{ground}}}svg{{display:block;width:100%}}</style>"
     (THEME / name).write_bytes(shoot(browser, f"<!doctype html>{style}{logo()}", size, size, clear=not margin))

@@ -22,7 +22,7 @@ RULE = re.compile(r"([^{}]+)(\{[^}]*\})")
 IDS = re.compile(r'\bid="([^"]+)"')
 REFERENCE = re.compile(r"""(url\(["']?#|href="#)([^"')]+)""")
 VIEW_BOX = re.compile(r'<svg[^>]*\bviewBox="\S+ \S+ (\S+) (\S+)"')
-BADGE = 60  # pixels: what is less high, such as a button's picture, stays an image
+BADGE = 60  # pixels: anything less high, such as a button's picture, stays an image
 OF_STYLE = re.compile(r'\[style\*="([^"]*)"\] \{[^}]*\}')  # a chart's rule for one colour
 IN_POINTS = re.compile(r'<svg[^>]* width="[\d.]+pt"')  # matplotlib's charts
 
@@ -43,7 +43,7 @@ def with_own_ids(svg: str, name: str) -> str:
 
 
 def in_page(svg: str, name: str, words: str) -> str:
-    """Return the drawing for a page: its rules, ids and colours are its own, its font is the page's.
+    """Return the drawing for a page: with its own rules, ids and colours, and the page's font.
 
     Args:
         name: of the file, without its suffix; it must be unique on the page.
@@ -60,7 +60,7 @@ def in_page(svg: str, name: str, words: str) -> str:
     svg = re.sub(r"<style>.*?</style>|<!--.*?-->|<title>.*?</title>|<desc>.*?</desc>", "", svg, flags=re.DOTALL)
     head, _, body = svg[svg.index("<svg") :].partition(">")
     head = re.sub(r' (role|font-family|aria-label|aria-labelledby|class|width|height)="[^"]*"', "", head)
-    role = "group" if "<a " in body else "img"  # what is inside an image cannot be followed
+    role = "group" if "<a " in body else "img"  # links inside an image cannot be followed
     if IN_POINTS.search(svg):
         body = compact(body)
     marks = f'class="drawing drawing-{name}" role="{role}" aria-label="{words}" data-search-exclude=""'
@@ -103,7 +103,7 @@ class Drawings(Treeprocessor):
 
 
 def is_drawing(svg: str) -> bool:
-    """Whether a picture has text that should be in the page's font, and is no badge."""
+    """Return True if a picture has text that should be in the page's font, and is not a badge."""
     box = VIEW_BOX.search(svg)
     return "<text" in svg and not (box and float(box[2]) < BADGE)
 
@@ -117,7 +117,7 @@ def say_size(image: Element, path: Path) -> None:
         pixels = 4 / 3 if IN_POINTS.search(svg) else 1
         image.set("width", str(round(float(box[1]) * pixels)))
         image.set("height", str(round(float(box[2]) * pixels)))
-        image.set("loading", "lazy")  # its place is kept
+        image.set("loading", "lazy")  # its space is reserved
 
 
 def only_image(paragraph: Element) -> Element | None:

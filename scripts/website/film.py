@@ -28,7 +28,7 @@ GO = "step => document.querySelector('.kv-chats').show(step)"
 
 
 def digest() -> str:
-    """Return what the film is made of, as a digest."""
+    """Return a digest of everything that the film is made of."""
     shown = [EMBED, STYLE, STYLE.with_name("chats.js")]
     return hashlib.sha256(b"".join(path.read_bytes() for path in shown)).hexdigest()[:16]
 

@@ -43,7 +43,7 @@ class Term:
     not_on: tuple[str, ...] = ()
 
     def is_meant_on(self, page: str) -> bool:
-        """Whether a page, such as `l0_the_loop/README.md`, uses the word in this sense."""
+        """Return True if a page, such as `l0_the_loop/README.md`, uses the word in this sense."""
         return not page.startswith(self.not_on)
 
 

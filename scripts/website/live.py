@@ -36,7 +36,7 @@ POCKET = [ROOT / "mini_engine" / "pocket" / name for name in (
     "model.safetensors", "tokenizer.json", "config.json", "generation_config.json",
 )]  # fmt: skip
 LESSONS = ("l0", "l1", "l2", "l3", "l5", "l8")
-COURSE = [  # what a page needs of the repository, as patterns
+COURSE = [  # the repository's files that a page needs, as patterns
     "pyproject.toml", "mini_engine/**/*.py", "lessons/__init__.py", "lessons/_course/**/*.py",
     "scripts/__init__.py", "scripts/live/**/*.py", "scripts/traces/__init__.py", "scripts/traces/tape.py",
     "scripts/traces/timeline.py", "scripts/traces/sharing.py",
@@ -60,7 +60,7 @@ def pinned() -> dict[str, str]:
 
 
 def is_complete() -> bool:
-    """Whether everything pinned has been fetched. Only names are looked at: `fetch` compares hashes."""
+    """Return True if everything pinned has been fetched. Checks only names: `fetch` compares hashes."""
     return all((FOLDER / name).exists() for name in (*RUNTIME, "tools.zip"))
 
 
@@ -97,7 +97,7 @@ def fetch(*, pin: bool = False) -> None:
 
 
 def of_wheels(wheels: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of the wheels, licences included, without the lexers that nothing here uses."""
+    """Yield the files of the wheels, licences included, without unused lexers."""
     for wheel in wheels:
         with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
             for name in archive.namelist():
@@ -125,7 +125,7 @@ def text_of(path: Path) -> bytes:
 
 
 def write_zip(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """Write an archive that depends on nothing but the files."""
+    """Write an archive that depends only on the files."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in files:
@@ -144,9 +144,9 @@ def write(path: Path, data: bytes) -> None:
 
 
 def sizes() -> dict[str, float]:
-    """Return what a reader loads, in MB: for a lab, and in addition for a check, for the model.
+    """Return a reader's downloads in MB: for a lab, and in addition for a check and for the model.
 
-    `lab` is compressed, as a server sends it; `lab_unpacked` is what the page's own count of it reaches.
+    `lab` is compressed, as a server sends it; `lab_unpacked` is the size that the page's own counter reaches.
     """
     parts = {
         "lab": [FOLDER / name for name in (*RUNTIME, "course.zip")],
@@ -163,7 +163,7 @@ def size_of(path: Path) -> int:
 
 
 def sent(path: Path) -> int:
-    """Return how many bytes a server sends that compresses."""
+    """Return the number of bytes that a compressing server sends."""
     data = path.read_bytes()
     return len(data) if path.suffix == ".zip" else len(gzip.compress(data, 6))
 

@@ -1,9 +1,9 @@
-"""Course machinery. A Markdown extension for the website: comments become what runs in the page.
+"""Course machinery. A Markdown extension for the website: turns comments into labs, editors and models in the page.
 
 `<!-- lab: pool -->` below a player puts the lab of that name there, `<!-- exercise: 2, 3 -->` an editor for these tasks
 of the page's lesson, which must be in one module, `<!-- model: pocket -->` the pocket model. Elsewhere a comment shows
-nothing; where no script runs, the element says what would be there. Loading this packs the course's files for the pages
-(scripts/website/live.py).
+nothing; where scripts do not run, the element describes what is missing. Loading this packs the course's files for the
+pages (scripts/website/live.py).
 """
 
 import functools
@@ -56,7 +56,7 @@ class LiveLinks(Preprocessor):
         return f'<div class="kv-{what}" id="{anchor}" data-about="{about}"><noscript><p>{without}</p></noscript></div>'
 
     def without_scripts(self, what: str, data: dict[str, Any]) -> str:
-        """Return a sentence on what is here, and where to read or do the same without JavaScript."""
+        """Return a sentence for readers without JavaScript: what the element is, and where to read or do the same."""
         if what == "exercise":
             which = " and ".join(str(task["number"]) for task in data["tasks"])
             check = f"python -m lessons check {data['lesson'].partition('_')[0].removeprefix('l')}"
@@ -70,7 +70,7 @@ class LiveLinks(Preprocessor):
         return f"With JavaScript, {begins}. It runs this code of the course: {links}."
 
     def places(self, shown: str, names: Iterable[str]) -> dict[str, str]:
-        """Return where the repository shows the functions that frames name, as for a recorded trace."""
+        """Return the repository addresses of the functions that frames name, as for a recorded trace."""
         page = page_path(self.md)
         return {} if page is None else addresses(self.md, page, shown, names)
 
@@ -80,12 +80,12 @@ def numbers(which: str) -> list[int]:
 
 
 def page_lesson(md: Markdown) -> Lesson:
-    """Return the lesson whose page is being read."""
+    """Return the lesson of the current page."""
     return read_lesson(ROOT / "lessons" / (page_path(md) or "").split("/")[0] / "lesson.toml")
 
 
 def exercise(lesson: Lesson, tasks: list[int]) -> dict[str, Any]:
-    """Return what a page needs for an editor of these tasks."""
+    """Return a page's data for an editor of these tasks."""
     places = Places(ROOT, ROOT / "work")
     (module,) = {target.file for number in tasks for target in lesson.task(number).targets}
     file = next(file for file in student_files(lesson, places) if file.module == module)
@@ -102,7 +102,7 @@ def exercise(lesson: Lesson, tasks: list[int]) -> dict[str, Any]:
 
 
 def packed_sizes() -> dict[str, float]:
-    """Pack the course's files, if any has changed, and return what a reader loads; nothing if there is no Python."""
+    """Pack the course's files, if any has changed, and return a reader's downloads; empty if there is no Python."""
     if not live.is_complete():
         return {}
     return pack(tuple((path, path.stat().st_mtime_ns) for path in (*live.course_files(), *live.POCKET)))

@@ -1,9 +1,9 @@
 """Course machinery. A Markdown extension for the website: a picture that links to a recorded trace becomes a player.
 
 A page says `[![what it shows](pool.svg)](pool.trace.js)`. On GitHub that is a picture linked to its data; here the link
-gets the class that player.js looks for, and the addresses of the functions that made the trace's frames, at their lines
-of today. Text between `<!-- on GitHub -->` and `<!-- end -->` is only for readers on
-GitHub, for example to say where the picture plays; the website leaves it out.
+gets the class that player.js looks for, and the addresses of the functions that made the trace's frames, at their
+current lines. Text between `<!-- on GitHub -->` and `<!-- end -->` is only for readers on GitHub, for example to say
+where the picture plays; the website leaves it out.
 """
 
 import json
@@ -52,7 +52,7 @@ class PlayerLinks(Treeprocessor):
                     names = codes(path) if path.is_file() else ()
                     link.set("data-code", json.dumps(addresses(self.md, page, path.name, names)))
                 picture = link.find("img")
-                if picture is not None:  # without scripts a click shows the picture, not the trace's source
+                if picture is not None:  # without JavaScript, a click shows the picture, not the trace's source
                     link.set("data-file", Path(link.get("href", "")).name)
                     link.set("href", picture.get("src", ""))
                     without = SubElement(link, "noscript")
@@ -60,10 +60,10 @@ class PlayerLinks(Treeprocessor):
 
 
 def addresses(md: Markdown, page: str, shown: str, names: Iterable[str]) -> dict[str, str]:
-    """Return where the repository shows each function that made a frame. One that does not exist is a warning.
+    """Return the repository address of each function that made a frame. Warn if one does not exist.
 
     Args:
-        shown: what has the frames, for the warning: a trace's file, or a lab.
+        shown: the frames' owner, for the warning: a trace's file, or a lab.
         names: of the functions, as frames name them (Tape.frame).
     """
     found = {}

@@ -63,7 +63,7 @@ class RepoLinks(Treeprocessor):
                     element.set(attribute, self.address(path, link, page, is_picture=attribute == "src"))
 
     def address(self, path: str, link: str, page: str, is_picture: bool) -> str:
-        """Where the repository shows `path`; a warning if there is no such file."""
+        """Return the address of `path` in the repository; warn if there is no such file."""
         target = ROOT / path
         if path.startswith("..") or not target.exists():
             log.warning("Doc file '%s' contains a link '%s', but the repository has no '%s'.", page, link, path)

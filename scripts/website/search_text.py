@@ -1,4 +1,4 @@
-"""Course machinery. A Markdown extension for the website: what the search finds, and in which order.
+"""Course machinery. A Markdown extension for the website: prepares pages for the search index and ranks them.
 
 A lesson comes before reference pages, which use the same words more often. Tables, drawings and printed output are left
 out, because a hit would show their cells run together; the glossary's tables are kept and read as sentences. A page's
@@ -25,7 +25,7 @@ OF_A_LESSON = 3  # times as relevant as the same words elsewhere
 
 
 def leave_out(element: Element) -> None:
-    """Mark what the theme's search index skips."""
+    """Mark an element for the theme's search index to skip."""
     element.set("data-search-exclude", "")
 
 

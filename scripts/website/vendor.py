@@ -62,7 +62,7 @@ RENAMED = {  # path inside a package -> name of the copy
 
 
 class VendorError(RuntimeError):
-    """What went wrong, in one sentence for the user."""
+    """A failure, in one sentence for the user."""
 
 
 def npm(arguments: list[str], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Course machinery. Walks the website as a stranger does: ten seconds, ten minutes, the first lesson.
+"""Course machinery. Walks the website like a first-time visitor: ten seconds, ten minutes, the first lesson.
 
     python -m scripts.website.walk                 # walk in Chromium on a desktop and a phone; print what took how long
     python -m scripts.website.walk --keep          # the screenshots replace those of site/walk

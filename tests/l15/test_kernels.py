@@ -314,9 +314,9 @@ def test_a_kernel_keeps_its_name_and_what_it_checks(name):
 
 
 def test_an_unknown_kernel_and_an_empty_window_are_refused():
-    with pytest.raises(UserError, match="the attention kernel 'mine' has no form with a window; choose one of ref"):
+    with pytest.raises(UserError, match="the attention kernel 'mine' has no windowed form; choose one of ref"):
         windowed(Kernel("mine", cpu.scalar_attention), 4)
-    with pytest.raises(ValueError, match="a window of 0 keys"):
+    with pytest.raises(ValueError, match="the window is 0 keys"):
         windowed(load("reference", torch.float32), 0)
 
 

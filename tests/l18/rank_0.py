@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def announce(ranks: Ranks) -> None:
-    """Print the process of rank 1, once it gives signs of life."""
+    """Print the process of rank 1, once it sends heartbeats."""
     while not ranks.others.pulse.seen[1]:
         time.sleep(0.02)
     sys.stdout.write(f"{ranks.processes[0].pid}\n")

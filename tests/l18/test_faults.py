@@ -43,7 +43,7 @@ pytestmark = [
 ]
 SAID = {
     signal.SIGKILL: "rank 1 of 2 has ended (killed by SIGKILL)",
-    signal.SIGSTOP: "rank 1 of 2 has stopped answering (no sign of life for 5 s)",
+    signal.SIGSTOP: "rank 1 of 2 has stopped answering (no heartbeat for 5 s)",
     Fail: "rank 1 of 2 has ended (no such block)",
 }
 both = pytest.mark.parametrize("transport", ["memory", "gloo"])
@@ -98,7 +98,7 @@ def test_a_fault_while_rank_1_loads_ends_the_start(fault, busy):
     read, sentence = LOADING[fault]
     with shared_by(read=read) as ranks:
         if fault is not Fail:
-            wait_for("rank 1 gives signs of life", lambda: ranks.others.pulse.seen[1])
+            wait_for("rank 1 sends heartbeats", lambda: ranks.others.pulse.seen[1])
             begin(fault, ranks)
             fault = None
         stored = SlowlyStored(POCKET_DIR) if busy else stored_model(POCKET_DIR)
@@ -206,7 +206,7 @@ def test_rank_1_ends_when_rank_0_is_stopped_and_rank_0_says_so_when_it_goes_on(w
             _, err = process.communicate()
         how = "cannot start: " if when == "loading" else "has ended ("
         assert process.returncode == 2 and len(err.splitlines()) == 1, err
-        assert err.startswith(f"rank 1 of 2 {how}rank 0 gave no sign of life for 5 s"), err
+        assert err.startswith(f"rank 1 of 2 {how}rank 0 sent no heartbeat for 5 s"), err
 
 
 @everywhere

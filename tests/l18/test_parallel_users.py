@@ -330,7 +330,7 @@ def test_serve_whose_first_rank_was_stopped_ends_when_it_goes_on():
         _, err = process.communicate(timeout=WAIT_SECONDS)
         wait_until_gone(ranks)
     assert process.returncode != 0 and len(err.splitlines()) == 1, err
-    assert "rank 1 of 2 has ended (rank 0 gave no sign of life for" in err, err
+    assert "rank 1 of 2 has ended (rank 0 sent no heartbeat for" in err, err
 
 
 def request_to(address, body):

@@ -63,7 +63,7 @@ def test_a_worker_is_dead_before_its_buffers_are_free(workers):
     workers.transfers.ask(1, 0, 6, 0)
     workers._lose(workers.handles[1], "has ended")
     assert seen == [["lent"]], (
-        "a worker that gave no sign of life may wake up and write: it is killed before its buffers are free"
+        "a worker that sent no heartbeat may wake up and write: it is killed before its buffers are free"
     )
     assert states(workers) == ["free"] and not workers.handles
 
@@ -88,7 +88,7 @@ def test_what_is_asked_of_a_worker_that_is_gone_ends_at_once(workers):
 
 def test_a_worker_is_lost_once(workers):
     handle = workers.handles[1] = Dying()
-    for why in ("has ended", "gave no sign of life for 5 s"):
+    for why in ("has ended", "sent no heartbeat for 5 s"):
         workers._lose(handle, why)
     assert workers.num_losses == 1
 
@@ -208,4 +208,4 @@ def test_a_start_that_stands_still_is_given_up():
     handle = object.__new__(Handle)
     handle.pipe = SimpleNamespace(poll=lambda seconds: False)
     handle.seconds_silent = lambda: 5.0
-    assert handle._first_words().why == "it gave no sign of life for 5 s"
+    assert handle._first_words().why == "it sent no heartbeat for 5 s"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mini_engine.checkpoint.weights import load_model
-from mini_engine.engine.answer import TextDelta
+from mini_engine.engine.answer import AnswerReader, TextDelta
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.jobs import Job
 from mini_engine.engine.mailbox import Mailbox, wake_readers
@@ -316,6 +316,16 @@ def test_the_seconds_of_an_answer_add_up():
     assert answer.times(13.0) == Times(2.0, 1.0, 0.0, 3.0), "its first step began at 12"
     answer.first = 14.0
     assert answer.times(20.0) == Times(2.0, 2.0, 6.0, 10.0)
+
+
+def test_an_answer_leaves_the_queue_with_the_first_chunk_of_its_prompt():
+    worker = make_worker(max_num_seqs=1, max_num_batched_tokens=4, chunked_prefill_size=4)
+    for name in ("computed", "waits"):
+        request = worker.engine.add_request(name, [1] * 12, params())
+        worker.answers[name] = OpenAnswer(request, AnswerReader(request, worker.tokenizer), Mailbox(), 0, 0.0)
+    worker._step()
+    assert worker.answers["computed"].started is not None, "its first 4 tokens have KV, though it has no token yet"
+    assert worker.answers["waits"].started is None
 
 
 def test_each_answer_that_ends_says_what_it_spent_its_time_on():

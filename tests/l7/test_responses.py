@@ -187,8 +187,8 @@ def test_what_changes_nothing_is_accepted(server: Service, name):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"previous_response_id": "resp_1"}, "keeps no responses"),
-        ({"conversation": {"id": "conv_1"}}, "keeps no responses"),
+        ({"previous_response_id": "resp_1"}, "does not store responses"),
+        ({"conversation": {"id": "conv_1"}}, "does not store responses"),
         ({"tools": [{"type": "web_search"}]}, "/v1/chat/completions"),
         ({"reasoning": {"speed": "high"}}, "reasoning.speed"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),

@@ -1,9 +1,9 @@
-"""Lesson 13. Replicas as lesson 7's server sees them: something that takes jobs, like lesson 6's EngineWorker.
+"""Lesson 13. The replicas behind one interface: like lesson 6's EngineWorker, it takes jobs from lesson 7's server.
 
     routes -- jobs --> Cluster -- ask --> a replica of the router's choice
            <- Answers -- mailbox <-- deltas --
 
-A replica that is lost before the first delta is replaced by another, and the reader does not notice.
+If a replica is lost before its first delta, another one takes over, and the reader does not notice.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ from mini_engine.engine.request import FinishReason
 from mini_engine.engine.worker import EngineStopped, ModelLimits
 from mini_engine.text.tokenizer import Tokenizer
 
-ACCEPT_SECONDS = 60.0  # for a replica to take a request; without any alive, one may be starting
+ACCEPT_SECONDS = 60.0  # for a replica to take a request; if none is alive, one may be starting
 
 Item = tuple[int, TextDelta] | Exception | None
 Ask = Callable[[Sequence[Job], Sequence[bytes]], AsyncGenerator[Item, None]]
 
 
 class ReplicaStopped(EngineStopped):
-    """No replica has taken the request: those that were asked have ended, or none is ready. Another will be soon."""
+    """No replica has taken the request: those asked have ended, or none is ready. Retry soon."""
 
 
 class OpenRequest:
-    """Jobs that were sent to a replica together, and their answers so far.
+    """Jobs sent to a replica together, and their answers so far.
 
     Attributes:
         accepted: done once a replica has accepted the jobs, or refused them.
@@ -48,11 +48,11 @@ class OpenRequest:
         self.reading: asyncio.Task[None]
 
     def cancel(self, names: Iterable[str] = ()) -> None:
-        """Stop reading; the replica aborts what it has not finished. All answers of a request end together."""
+        """Stop reading; the replica aborts the unfinished answers. All answers of a request end together."""
         self.reading.cancel()
 
     async def read(self, ask: Ask) -> None:
-        """Send the jobs and deliver what comes back, until all answers have ended or the task is cancelled."""
+        """Send the jobs and deliver deltas until all answers have ended or the task is cancelled."""
         try:
             async with aclosing(with_retries(lambda: self.attempt(ask))) as deltas:
                 async for index, delta in deltas:
@@ -67,10 +67,10 @@ class OpenRequest:
             self.fail(f"{type(error).__name__}: {error}")
 
     async def attempt(self, ask: Ask) -> AsyncGenerator[tuple[int, TextDelta], None]:
-        """One attempt: yield its deltas. Acceptance is none, so a replica lost before its first delta is retried."""
+        """Make one attempt and yield its deltas, but not the acceptance: a loss before the first delta is retried."""
         async with aclosing(ask(self.jobs, self.keys)) as items:
             async for item in items:
-                if isinstance(item, EngineStopped):  # its engine has ended, and Ray will replace it
+                if isinstance(item, EngineStopped):  # the replica's engine has ended; Ray will replace it
                     raise ReplicaLost(str(item))
                 if isinstance(item, Exception):
                     raise item
@@ -102,8 +102,8 @@ class Cluster:
 
     Args:
         limits: of one replica; all are alike.
-        max_waiting: requests that may wait at one replica.
-        ask: sends jobs to a replica of the router's choice and yields what `Replica.answer` does there; raises
+        max_waiting: the most requests that may wait at one replica.
+        ask: sends jobs to a replica of the router's choice and yields what its `Replica.answer` yields; raises
             ReplicaLost if it ends.
     """
 
@@ -130,7 +130,7 @@ class Cluster:
                 await request.accepted
         except TimeoutError:
             request.cancel()
-            raise ReplicaStopped(f"no replica took the request within {ACCEPT_SECONDS:g} seconds") from None
+            raise ReplicaStopped(f"no replica accepted the request within {ACCEPT_SECONDS:g} seconds") from None
         except BaseException:
             request.cancel()
             raise

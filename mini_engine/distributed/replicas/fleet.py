@@ -1,7 +1,7 @@
 """Lesson 13. Starts Ray on this machine, keeps replicas running in it, and sends them jobs.
 
 One machine only: nothing listens beyond 127.0.0.1, and all files are in a temporary folder. Ray's own HTTP proxy is not
-started: lesson 7's server is in front, with its limits on bodies, headers and connections and its drain.
+started: lesson 7's server is in front, with its limits on bodies, headers and connections, and its drain.
 """
 
 # pyright: reportMissingImports=false
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SETTINGS = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # one machine: listen at 127.0.0.1, where Ray otherwise listens to all
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # one machine: listen on 127.0.0.1 only, not on all interfaces
     "RAY_AUTH_MODE": "token",  # and other users of this machine cannot connect
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # replicas see the GPUs that this process sees
 }
-os.environ |= SETTINGS  # Ray reads these when it is imported, and so do its processes
+os.environ |= SETTINGS  # Ray reads these on import, and so do its processes
 
 import ray
 from ray import serve
@@ -43,15 +43,15 @@ from mini_engine.engine.worker import ModelLimits
 from mini_engine.errors import UserError
 
 HOST = "127.0.0.1"
-SOON = 0.1  # seconds between two looks of a replica that is to end at whether it still has requests
+SOON = 0.1  # seconds between two checks of whether a replica that is to end still has requests
 STATS_SECONDS = 0.5  # between two reports of a replica to the router
 SCRAPE_SECONDS = 5.0
-START_SECONDS = 60.0  # for a replica that runs to say what it can take
-STORE_BYTES = 2**27  # Ray's shared memory; by default a third of the machine's, and what travels here is small
+START_SECONDS = 60.0  # for a running replica to report its limits
+STORE_BYTES = 2**27  # Ray's shared memory, by default a third of the machine's; messages here are small
 
 
 class FleetConfig(NamedTuple):
-    """What the operator decides. router: "score", "round-robin", or "default", which is Ray Serve's own."""
+    """The operator's options. router: "score", "round-robin", or "default", which is Ray Serve's own."""
 
     num_replicas: int
     max_waiting: int
@@ -61,7 +61,7 @@ class FleetConfig(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What Ray Serve calls the fleet. One with another router needs another name, or keeps the router it had."""
+        """The fleet's name in Ray Serve. It includes the router: under the same name, Ray would keep the old router."""
         return f"mini-engine-{self.router}-{self.beta:g}"
 
     def routing(self) -> RequestRouterConfig:
@@ -89,7 +89,7 @@ class Fleet:
         self.deploy()
 
     def deploy(self) -> None:
-        """Start all replicas; or start new ones one by one, each in place of an old one, which first finishes."""
+        """Start all replicas; if they run already, replace them one by one, each after it has drained."""
         replica = serve.deployment(
             name="engine",
             num_replicas=self.config.num_replicas,
@@ -99,25 +99,25 @@ class Fleet:
             graceful_shutdown_wait_loop_s=SOON,
             health_check_period_s=1,
             request_router_config=self.config.routing(),
-            ray_actor_options={"num_cpus": 0},  # Ray is not to count CPUs: threads are divided among replicas
+            ray_actor_options={"num_cpus": 0},  # Ray need not count CPUs: threads are divided among replicas
         )(Replica)
         app = replica.bind(self.args, self.config.max_waiting)
         handle = serve.run(app, name=self.config.name, route_prefix=None).options(stream=True)
-        self.handle = self.handle or handle  # the first one's router goes on
+        self.handle = self.handle or handle  # keep the first one's router
 
     def close(self) -> None:
         """End all replicas."""
         serve.delete(self.config.name)
 
     def limits(self) -> ModelLimits:
-        """Return what each replica can take. UserError if none can have an engine."""
+        """Return each replica's limits. UserError if no replica can build its engine."""
         limits = self.handle.options(stream=False).broadcast("limits").results(timeout_s=START_SECONDS)[0]
         if isinstance(limits, UserError):
             raise limits
         return limits
 
     async def ask(self, jobs: Sequence[Job], keys: Sequence[bytes]) -> AsyncGenerator[Item, None]:
-        """Send jobs to a replica; yield what it answers. ReplicaLost if it ends; closing this aborts the jobs."""
+        """Send jobs to a replica; yield its items. ReplicaLost if it ends; closing the generator aborts the jobs."""
         response = self.handle.answer.remote(jobs, keys)
         try:
             async for item in response:
@@ -128,13 +128,13 @@ class Fleet:
             response.cancel()
 
     async def scrape(self) -> list[tuple[str, bytes]]:
-        """Return each replica's name and metrics; those that do not answer are left out."""
+        """Return each replica's name and metrics; replicas that do not respond are left out."""
         asked = self.handle.options(stream=False).broadcast("scrape")
         found = await asked.results_async(timeout_s=SCRAPE_SECONDS, return_exceptions=True)
         return [one for one in found if not isinstance(one, BaseException)]
 
     async def num_alive(self) -> int:
-        """Return how many replicas take requests."""
+        """Return the number of replicas that take requests."""
         status = await asyncio.to_thread(serve.status)
         deployments = status.applications[self.config.name].deployments.values()
         return sum(count for one in deployments for state, count in one.replica_states.items() if state == "RUNNING")
@@ -163,24 +163,24 @@ def ray_running(num_replicas: int) -> Iterator[None]:
             serve.start(proxy_location=ProxyLocation.Disabled, logging_config={"log_level": "ERROR"})
             yield
         finally:
-            if ray.is_initialized():  # otherwise shutting down would first start Ray again
+            if ray.is_initialized():  # otherwise `shutdown` would start Ray again
                 serve.shutdown()
             ray.shutdown()
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def short_folder() -> Iterator[str]:
-    """Make a folder and delete it at the end. Its name is short: Ray's sockets are below it, and names have a limit."""
+    """Create a folder and delete it at the end. Its name is short: the paths of Ray's sockets in it have a limit."""
     folder = tempfile.mkdtemp(prefix="mini-ray-", dir="/tmp" if Path("/tmp").is_dir() else None)
     try:
         yield folder
     finally:
-        for _ in range(50):  # Ray's last processes still write while they end
+        for _ in range(50):  # Ray's last processes still write files as they end
             shutil.rmtree(folder, ignore_errors=True)
             if not Path(folder).exists():
                 break

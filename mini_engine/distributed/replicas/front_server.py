@@ -60,7 +60,7 @@ def needs_ray() -> ModuleType:
 
 
 def fleet_app(fleet, tokenizer: Tokenizer, config: ServerConfig) -> ServerApp:
-    """Lesson 7's app over a fleet."""
+    """Return lesson 7's app over a fleet."""
     cluster = Cluster(tokenizer, fleet.limits(), fleet.config.max_waiting, fleet.ask)
     metrics = ReplicaMetrics(fleet.scrape)
     return ServerApp(ReplicaService(cluster, config, metrics, fleet.config.num_replicas, fleet.num_alive))
@@ -70,7 +70,7 @@ def fleet_app(fleet, tokenizer: Tokenizer, config: ServerConfig) -> ServerApp:
 def noting_sigterm() -> Iterator[Callable[[], bool]]:
     """Let SIGTERM set a flag that the yielded function reads, until the server has its own handler.
 
-    Ray's handler would end the program in the middle of anything, such as with a lock of another thread's held.
+    Ray's handler would end the program at any point, for example while another thread holds a lock.
     """
     noted: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
@@ -95,11 +95,11 @@ def restarting(fleet) -> Iterator[None]:
 
 
 def restart(fleet) -> None:
-    """Replace all replicas, and say so."""
+    """Replace all replicas, and report it on stdout; a failure is logged."""
     try:
         fleet.deploy()
     except Exception:
-        log.exception("the replicas could not be replaced; those that run go on")
+        log.exception("the replicas could not be replaced; running ones continue")
     else:
         with suppress(OSError):  # the output's disk may be full
             print(f"replaced {fleet.config.num_replicas} replicas", flush=True)

@@ -1,4 +1,4 @@
-"""Lesson 13. A replica: one engine in a process of its own. Ray Serve makes it and calls its methods."""
+"""Lesson 13. A replica: one engine in its own process. Ray Serve creates it and calls its methods."""
 
 from argparse import Namespace
 from collections import deque
@@ -19,11 +19,11 @@ from mini_engine.errors import UserError
 from mini_engine.server.grammars import GrammarCompiler
 from mini_engine.server.metrics import Metrics
 
-REPORTS = 256  # the latest prompts that a report names
+REPORTS = 256  # the number of latest prompts in a report
 
 
 class Report(NamedTuple):
-    """What a replica found of one prompt. number: counts its reports. num_found: blocks that were in its cache."""
+    """A replica's cache hit for one prompt. number: counts its reports. num_found: blocks that were in its cache."""
 
     number: int
     keys: Sequence[bytes]
@@ -35,8 +35,8 @@ class Replica:
 
     Args:
         args: the options of `serve`.
-        max_waiting: requests that may wait here.
-        name: what metrics call this replica; None asks Ray Serve for its rank.
+        max_waiting: the most requests that may wait here.
+        name: this replica's name in metrics; None asks Ray Serve for its rank.
     """
 
     def __init__(self, args: Namespace, max_waiting: int, name: str | None = None) -> None:
@@ -48,7 +48,7 @@ class Replica:
         self.refusal: UserError | None = None
         try:
             llm = load_llm(args, scheduler_config=scheduler_config(args))
-        except UserError as error:  # starting again would not help; `limits` tells the operator
+        except UserError as error:  # a restart would not help; `limits` tells the operator
             self.refusal = error
             return
         self.worker = EngineWorker(llm.engine, llm.tokenizer, max_waiting, self.metrics, args.step_seconds)
@@ -58,7 +58,7 @@ class Replica:
         self.grammars = GrammarCompiler(llm.tokenizer, limits.vocab_size, limits.eos_token_ids)
 
     def limits(self) -> ModelLimits | UserError:
-        """What model and pool can take, or why there is no engine."""
+        """Return the limits of model and pool, or the reason there is no engine."""
         return self.refusal or self.worker.limits
 
     async def answer(
@@ -88,7 +88,7 @@ class Replica:
                     yield index, delta
 
     async def compiled(self, jobs: Sequence[Job]) -> list[Job]:
-        """Return the jobs with their grammars compiled, each of them once."""
+        """Return the jobs with their grammars compiled, each distinct one once."""
         forms = {id(job.params.grammar): job.params.grammar for job in jobs}
         made = {
             key: await self.grammars.compile(grammar.form) if isinstance(grammar, FormGrammar) else grammar
@@ -97,23 +97,23 @@ class Replica:
         return [job._replace(params=replace(job.params, grammar=made[id(job.params.grammar)])) for job in jobs]
 
     def report(self, keys: Sequence[bytes], num_found: int) -> None:
-        """Note what was found of a prompt, for the router."""
+        """Record the cache hit of a prompt, for the router."""
         self.num_reports += 1
         self.reports.append(Report(self.num_reports, keys, num_found))
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """Return the latest reports; Ray Serve asks now and then, and tells the router."""
+        """Return the latest reports; Ray Serve polls this and passes it to the router."""
         return {"reports": list(self.reports)}
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """Return what the router must know of every replica; Ray Serve asks once."""
+        """Return the constants that the router needs; Ray Serve asks once."""
         return {"num_blocks": 1 if self.refusal else self.worker.limits.num_blocks}
 
     def check_health(self) -> None:
-        """Raise if the engine's thread has ended or a step does not return; Ray Serve then starts another replica."""
+        """Raise if the engine thread has ended or a step is stuck; Ray Serve then starts another replica."""
         if self.refusal is not None:
             return
-        if trouble := self.worker.stuck if self.worker.is_alive else "the engine's thread has ended":
+        if trouble := self.worker.stuck if self.worker.is_alive else "the engine thread has ended":
             raise EngineStopped(trouble)
 
     def scrape(self) -> tuple[str, bytes]:
@@ -126,7 +126,7 @@ class Replica:
 
 
 def rank() -> str:
-    """Return the number that Ray Serve gives this replica: from 0 on, and again to its successor."""
+    """Return this replica's rank in Ray Serve, from 0 on; its successor gets the same one."""
     from ray import serve  # pyright: ignore[reportMissingImports]
 
     return str(serve.get_replica_context().rank.rank)

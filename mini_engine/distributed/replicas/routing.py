@@ -1,4 +1,4 @@
-"""Lesson 13. A router's books besides its policy: requests in flight, and how much of each report it has read.
+"""Lesson 13. A router's state in addition to its policy: requests in flight, and how far it has read each report.
 
 Numbers only, without Ray: `router.py` connects it.
 """
@@ -20,8 +20,8 @@ def make_policy(name: str, beta: float, capacity: int) -> Policy[Any]:
 class Routing(Generic[ReplicaT]):
     """A policy with its loads: a replica's is its requests in flight, counted from the moment it was chosen.
 
-    Requests that arrive together are chosen for before the first of them has reached its replica, so counting later
-    would send all of them to one.
+    Requests that arrive together are all routed before the first one has reached its replica; counting later would
+    send all of them to the same one.
     """
 
     def __init__(self, policy: Policy[ReplicaT]) -> None:
@@ -30,7 +30,7 @@ class Routing(Generic[ReplicaT]):
         self.read: dict[ReplicaT, int] = {}
 
     def choose(self, request: str, keys: Keys, replicas: Sequence[ReplicaT]) -> ReplicaT:
-        """Choose a replica for a request, which counts as in flight there; again if Ray could not send it."""
+        """Choose a replica for a request, in flight there from now on. Call again if Ray could not send it."""
         self.in_flight.pop(request, None)
         counts = Counter(self.in_flight.values())
         chosen = self.policy.choose(keys, {replica: float(counts[replica]) for replica in replicas})
@@ -47,7 +47,7 @@ class Routing(Generic[ReplicaT]):
         self.in_flight.pop(request, None)
 
     def learn(self, replica: ReplicaT, reports: Iterable[tuple[int, Keys, int]]) -> None:
-        """Correct the policy by a replica's latest reports. Those that were read before are skipped by their number."""
+        """Correct the policy with a replica's latest reports, skipping those already read, by number."""
         for number, keys, num_found in reports:
             if number > self.read.get(replica, 0):
                 self.policy.found(replica, keys, num_found)

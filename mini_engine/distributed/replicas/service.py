@@ -1,4 +1,4 @@
-"""Lesson 13. Lesson 7's routes over replicas: grammars travel, and health and metrics are of all."""
+"""Lesson 13. Lesson 7's routes over replicas: sends grammars along, and merges health and metrics of all replicas."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ from mini_engine.server.output_forms import OutputForm
 from mini_engine.server.protocol import Sampling
 from mini_engine.server.server_config import ServerConfig
 
-ANSWER_SECONDS = 0.5  # for a new answer; a probe waits no longer than that
+ANSWER_SECONDS = 0.5  # the longest that a probe waits for a new answer
 STALE_SECONDS = 30.0
 
 log = logging.getLogger(__name__)
@@ -39,9 +39,9 @@ class ReplicaMetrics(Collector):
         self.families: dict[str, Metric] = {}
 
     async def scrape(self) -> bytes:
-        """Ask all replicas. The exposition format, version 0.0.4."""
+        """Ask all replicas and return the exposition format, version 0.0.4."""
         answers = sorted(await self.ask())
-        self.families = {}  # from here on nothing is awaited: another scrape cannot come between
+        self.families = {}  # no await from here on, so that another scrape cannot interfere
         for name, text in answers:
             self.add(name, text.decode())
         registry = CollectorRegistry()
@@ -55,15 +55,15 @@ class ReplicaMetrics(Collector):
             whole.samples += [sample._replace(labels={"replica": replica} | sample.labels) for sample in family.samples]
 
     def collect(self) -> Iterable[Metric]:
-        """What a registry asks for."""
+        """Yield the metrics; the registry calls this."""
         return self.families.values()
 
 
 class LastKnown:
-    """The latest answer to a question that may take long: it is asked in the background, once at a time.
+    """The latest result of a slow query, which runs in the background, one at a time.
 
     Args:
-        ask: asks; an exception is no answer.
+        ask: runs the query; an exception counts as no result.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[int]]) -> None:
@@ -72,7 +72,7 @@ class LastKnown:
         self.answer, self.since = 0, float("-inf")
 
     async def __call__(self) -> int | None:
-        """Ask, and wait a moment. Returns the new answer or the one before, None if that is too old."""
+        """Start the query and wait for it briefly. Return the new or the previous result; None if that is too old."""
         if self.asking is None or self.asking.done():
             self.asking = asyncio.create_task(self._ask())
         await asyncio.wait([self.asking], timeout=ANSWER_SECONDS)
@@ -91,7 +91,7 @@ class ReplicaService(Service):
     """The service of lesson 7 over a cluster.
 
     Args:
-        num_alive: returns how many replicas take requests.
+        num_alive: returns the number of replicas that take requests.
     """
 
     def __init__(
@@ -106,18 +106,18 @@ class ReplicaService(Service):
         self.num_replicas, self.num_alive = num_replicas, LastKnown(num_alive)
 
     async def submit(self, wanted: Sampling) -> Answers:
-        """Submit to a replica. If none can take it, the code says so: this server goes on, and soon another will."""
+        """Submit to a replica. If none can take the jobs, the error says to retry: the server itself keeps running."""
         try:
             return await super().submit(wanted)
         except ReplicaStopped as error:
             raise ApiError(503, str(error), code="replica_stopped", headers=RETRY) from None
 
     async def grammar_of(self, form: OutputForm) -> Grammar:
-        """The form itself: the replica compiles it."""
+        """Return the form itself; the replica compiles it."""
         return FormGrammar(await asyncio.to_thread(self.grammars.bounded, form))
 
     async def health(self) -> JSONResponse:
-        """Report how many replicas are alive, as last known; 503 if none is, or if that is long ago."""
+        """Report the last known number of live replicas; 503 if it is 0 or out of date."""
         alive = await self.num_alive()
         if alive is None:
             status = f"the replicas' state has been unknown for {STALE_SECONDS:g} seconds or more"

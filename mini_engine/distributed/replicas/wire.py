@@ -1,7 +1,7 @@
-"""Lesson 13. Messages between the server and its replicas: jobs and the keys of their blocks there, deltas back.
+"""Lesson 13. Messages between the server and its replicas: jobs with the keys of their blocks out, deltas back.
 
 Numbers and short texts only, so everything can be pickled. Tokens become text in the replica, since a stop string ends
-an answer there. Only a compiled grammar cannot travel: its form does.
+an answer there. A compiled grammar cannot be pickled, so its form is sent.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ TOKEN_BYTES = 4
 
 @dataclass(frozen=True)
 class FormGrammar:
-    """A grammar on its way to a replica, which compiles it: a compiled one cannot be pickled.
+    """A grammar in transit to a replica, which compiles it: a compiled one cannot be pickled.
 
     Raises:
-        UserError: a schema is too large or nested too deeply, which pickle would find out in its own way.
+        UserError: a schema is too large or nested too deeply; pickle itself would fail less clearly.
     """
 
     form: OutputForm
@@ -36,9 +36,9 @@ class FormGrammar:
 
 
 def block_keys(prompt_ids: Sequence[int], namespace: Hashable, block_size: int) -> list[bytes]:
-    """Return a key for each whole block of a prompt; it stands for the block's tokens and all before (lesson 12).
+    """Return a key for each whole block of a prompt; it stands for the block's tokens and all before them (lesson 12).
 
-    A prompt with numbers that are no token ids has no keys: the replica will refuse it.
+    A prompt with invalid token ids has no keys: the replica will refuse it.
     """
     root = hashlib.sha256(json.dumps([type(namespace).__name__, namespace]).encode()).digest()
     try:

@@ -1,9 +1,9 @@
-"""Lesson 13. Chooses the replica that answers a prompt: the one with the best score, in numbers only.
+"""Lesson 13. Chooses the replica that answers a prompt, by score. Pure arithmetic, no I/O.
 
     score = matched blocks / the prompt's blocks - beta * (load - mean load) / max(1, mean load)
 
-Two terms without a unit: the share of the prompt that need not be computed, and how much busier than the others the
-replica is. After vLLM's production-stack; beta 0 is pure affinity, a large beta the least load.
+Both terms are ratios: the share of the prompt that need not be computed, and how much busier than average the replica
+is. After vLLM's production-stack; beta 0 is pure affinity, a large beta means least loaded.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -16,10 +16,10 @@ Keys = Sequence[Hashable]
 
 
 class Policy(Protocol[ReplicaT]):
-    """What the simulation and Ray Serve's router ask."""
+    """The interface between a policy and its callers, the simulation and Ray Serve's router."""
 
     def choose(self, keys: Keys, loads: Mapping[ReplicaT, float]) -> ReplicaT:
-        """Return the replica for a prompt of these blocks. loads: of all that can take it, in one unit."""
+        """Return the replica for a prompt of these blocks. loads: of all replicas that can take it, in any one unit."""
         ...
 
     def sent(self, replica: ReplicaT, keys: Keys) -> None:
@@ -27,7 +27,7 @@ class Policy(Protocol[ReplicaT]):
         ...
 
     def found(self, replica: ReplicaT, keys: Keys, num_found: int) -> None:
-        """Note that the replica took `num_found` of the prompt's blocks from its cache, and has them all now."""
+        """Note that the replica found `num_found` of the prompt's blocks in its cache, and now has all of them."""
         ...
 
 
@@ -35,10 +35,10 @@ class PrefixScore(Generic[ReplicaT]):
     """The policy of this lesson.
 
     Args:
-        beta: what a load of twice the mean costs, as a share of the prompt.
-        capacity: blocks that a replica can hold. Better too many than too few.
+        beta: the penalty for a load of twice the mean, as a share of the prompt.
+        capacity: blocks that a replica can hold. Overestimate rather than underestimate.
 
-    seen: what each replica is believed to have. Only `choose` makes and drops entries.
+    seen: the estimate of each replica's cache. Only `choose` creates and drops entries.
     """
 
     def __init__(self, beta: float = 1.0, capacity: int = 100_000) -> None:
@@ -49,10 +49,10 @@ class PrefixScore(Generic[ReplicaT]):
         self.seen: dict[ReplicaT, SeenBlocks] = {}
 
     def choose(self, keys: Keys, loads: Mapping[ReplicaT, float]) -> ReplicaT:
-        """Return the replica with the best score; of equal ones the least loaded, then the one that holds least.
+        """Return the replica with the best score; ties go to the least loaded, then to the one with the fewest blocks.
 
         Before the scores are computed, `seen` is brought up to date: it has an entry for each replica in `loads` and
-        for no other. A replica without a load is gone, and empty when it comes back. The entry of a new one is
+        for no other. A replica without a load is gone, and empty if it comes back. The entry of a new one is
         `SeenBlocks(capacity)`.
 
         Raises:
@@ -68,7 +68,7 @@ class PrefixScore(Generic[ReplicaT]):
     def scores(self, keys: Keys, loads: Mapping[ReplicaT, float]) -> dict[ReplicaT, float]:
         """Return the score of each replica in `loads`; all of them have an entry in `seen`.
 
-        The share that is known of an empty prompt is 0.
+        The matched share of an empty prompt is 0.
         """
         mean = sum(loads.values()) / len(loads)
         return {
@@ -77,15 +77,15 @@ class PrefixScore(Generic[ReplicaT]):
         }
 
     def sent(self, replica: ReplicaT, keys: Keys) -> None:
-        """Note that the replica will have computed this prompt. Nothing is noted of a replica without an entry."""
+        """Note that the replica will have computed this prompt. Replicas without an entry are ignored."""
         if replica in self.seen:
             self.seen[replica].add(keys)
 
     def found(self, replica: ReplicaT, keys: Keys, num_found: int) -> None:
-        """Correct what is believed of the replica's cache by its report on a prompt, which it has now.
+        """Update the estimate of the replica's cache from its hit report.
 
-        First what it no longer had is forgotten, then the prompt is noted as `sent` does. A report of a replica
-        without an entry changes nothing.
+        First forgets the blocks that it no longer had, then notes the prompt as in `sent`. Reports of replicas without
+        an entry are ignored.
         """
         if replica in self.seen:
             self.seen[replica].correct(keys, num_found)
@@ -93,7 +93,7 @@ class PrefixScore(Generic[ReplicaT]):
 
 
 class RoundRobin(Generic[ReplicaT]):
-    """Each replica in its turn, whatever the prompt. What the score is compared with."""
+    """Takes the replicas in turn, whatever the prompt: the baseline for the score."""
 
     def __init__(self) -> None:
         self.turn = 0
@@ -105,7 +105,7 @@ class RoundRobin(Generic[ReplicaT]):
         return replica
 
     def sent(self, replica: ReplicaT, keys: Keys) -> None:
-        """Nothing to remember."""
+        """Do nothing."""
 
     def found(self, replica: ReplicaT, keys: Keys, num_found: int) -> None:
-        """Nothing to correct."""
+        """Do nothing."""

@@ -1,7 +1,7 @@
-"""Lesson 13. A lost replica: its request is sent again, as long as the reader has seen nothing of the answer.
+"""Lesson 13. Retries the request of a lost replica, as long as the reader has seen nothing of the answer.
 
-Before the first item nobody can tell the second attempt from the first. After it they can: sampled without a seed, the
-second answer is another one, and even an equal one would begin again from the start.
+Before the first item, a second attempt cannot be told from the first. After it, it can: sampled without a seed, the
+second answer is a different one, and even an equal one would start over.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -22,7 +22,7 @@ async def with_retries(attempt: Callable[[], AsyncGenerator[Item, None]], most: 
     passed on at once: another replica would fail in the same way.
 
     Args:
-        attempt: starts the answer at a replica of the router's choice, and raises ReplicaLost if that one ends.
+        attempt: starts the answer at a replica of the router's choice, and raises ReplicaLost if that replica ends.
         most: the most attempts.
 
     Raises:
@@ -30,7 +30,7 @@ async def with_retries(attempt: Callable[[], AsyncGenerator[Item, None]], most: 
         ValueError: `most` is below 1.
     """
     if most < 1:
-        raise ValueError(f"most is {most}; without an attempt there is no answer")
+        raise ValueError(f"most is {most}; allow at least 1 attempt")
     for left in reversed(range(most)):
         has_begun = False
         try:

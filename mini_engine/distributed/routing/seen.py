@@ -1,7 +1,7 @@
-"""Lesson 13. A router's belief about a replica's cache: the blocks it was sent, aged, and corrected by its reports.
+"""Lesson 13. A router's estimate of a replica's cache: the latest blocks sent to it, corrected by its reports.
 
 A block's key stands for its tokens and all tokens before it (lesson 12), so the longest known prefix is found by
-looking keys up one after another. SGLang's router keeps a radix tree of characters for this; llm-d's keeps keys.
+looking up keys one after another. SGLang's router keeps a radix tree of characters for this; llm-d's keeps keys.
 """
 
 from collections import OrderedDict, defaultdict
@@ -29,14 +29,14 @@ class SeenBlocks:
         return len(self.keys)
 
     def matched(self, keys: Sequence[Hashable]) -> int:
-        """Return how many blocks of a prompt, from its start and without a gap, the replica is believed to have."""
+        """Return the length in blocks of the longest prefix of a prompt that the replica is believed to have."""
         return next((index for index, key in enumerate(keys) if key not in self.keys), len(keys))
 
     def add(self, keys: Sequence[Hashable]) -> None:
         """Note that the replica was sent a prompt of these blocks, and forget the oldest ones beyond `capacity`.
 
-        All of them are now the most recently used, and of these a block is more recent than those behind it: without
-        it they cannot be found, so it must be forgotten last.
+        They become the most recently used, each block more recent than the blocks after it: those cannot be found
+        without it, so it must be forgotten last.
         """
         for key, before in reversed(list(zip(keys, [None, *keys], strict=False))):
             self.keys[key] = before
@@ -49,7 +49,7 @@ class SeenBlocks:
         """Note that the replica found only the first `num_found` blocks of a prompt in its cache.
 
         It evicts the end of a prefix before its beginning. So the first block that it did not find is forgotten with
-        all blocks behind it, of whatever prompt. A prompt's last block says nothing: it is computed in any case.
+        all blocks after it, of any prompt. A prompt's last block proves nothing: it is always computed.
         """
         lost = [key for key in keys[num_found:-1] if key in self.keys][:1]
         while lost:

@@ -1,8 +1,8 @@
-"""Lesson 13. Replicas in numbers: what each has cached, what it has to do, and when a prompt's first token comes.
+"""Lesson 13. Simulates replicas: the cache and the load of each, and when a prompt's first token arrives.
 
-A replica computes prompts one after another at `prefill_rate`, and decodes beside it; a block found in its cache costs
-nothing. So a hit shortens the wait of every prompt behind it. Without rates, time stands still: load is the blocks
-computed so far.
+A replica computes prompts one after another at its prefill rate, and decodes at the same time; a block found in its
+cache costs nothing. So a hit shortens the wait of every prompt queued behind it. Without rates, time stands still:
+load is the number of blocks computed so far.
 """
 
 import heapq
@@ -17,7 +17,7 @@ Keys = Sequence[int]
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request. seconds: when it comes. keys: of its prompt's blocks. output_tokens: the length of its answer."""
+    """One request. seconds: its arrival. keys: of its prompt's blocks. output_tokens: the length of its answer."""
 
     seconds: float
     keys: Keys
@@ -34,7 +34,7 @@ class Rates:
 
 @dataclass
 class Served:
-    """What became of one request. replica: its index. waited: seconds to the first token."""
+    """The outcome of one request. replica: its index. waited: seconds to the first token."""
 
     replica: int
     num_found: int
@@ -44,7 +44,7 @@ class Served:
 
 @dataclass
 class SimulatedReplica:
-    """A machine, simulated. capacity: blocks in its pool. rates: None for a replica without time."""
+    """A simulated machine. capacity: blocks in its pool. rates: None for a replica without time."""
 
     capacity: int
     rates: Rates | None = None
@@ -56,7 +56,7 @@ class SimulatedReplica:
         self.tree = RadixTree(1, None, self.capacity)
 
     def load(self, now: float) -> float:
-        """Return how many requests are not finished at `now`; without rates, the blocks computed so far.
+        """Return the number of unfinished requests at `now`; without rates, the blocks computed so far.
 
         A request whose answer ends exactly at `now` is finished. `now` never goes back.
         """
@@ -67,12 +67,12 @@ class SimulatedReplica:
         return float(len(self.ends))
 
     def serve(self, index: int, request: Arrival) -> Served:
-        """Take a request: find its prefix in the tree, insert its prompt, and compute what was not found.
+        """Take a request: find its prefix in the tree, insert its prompt, and compute the blocks not found.
 
-        The last block is always computed: the first token's logits come from there. Prompts are computed one after
-        another: this one begins when it arrives or at `free_at`, when the one before it is computed, whichever is
-        later. At its own end its first token is there, and the answer takes output_tokens / decode rate from then on;
-        the time when that ends is pushed onto the heap `ends`. `waited` counts from the arrival; without rates it is 0.
+        The last block is always computed: it yields the first token's logits. Prompts are computed one after
+        another: this one begins at its arrival or at `free_at`, when the previous one is complete, whichever is later.
+        Its first token comes when it is complete itself, and the answer takes output_tokens / decode rate from then on;
+        its end is pushed onto the heap `ends`. `waited` counts from the arrival; without rates it is 0.
         """
         found = self.tree.match(request.keys[:-1]).num_tokens
         self.tree.insert(request.keys, request.keys)
@@ -88,10 +88,10 @@ class SimulatedReplica:
 def simulate(
     requests: Sequence[Arrival], policy: Policy[int], num_replicas: int, capacity: int, rates: Rates | None = None
 ) -> list[Served]:
-    """Send every request to the replica that `policy` chooses, and tell the policy of it and of what was found there.
+    """Send every request to the replica that `policy` chooses, and report the request and its cache hit to the policy.
 
     requests: by time. The policy knows the replicas by their index, and their loads at each request's arrival.
-    capacity: blocks in each replica's pool. Returns what became of each request, in order.
+    capacity: blocks in each replica's pool. Returns the outcome of each request, in order.
     """
     replicas = [SimulatedReplica(capacity, rates) for _ in range(num_replicas)]
     served = []

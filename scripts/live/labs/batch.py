@@ -14,11 +14,11 @@ from mini_engine.engine.scheduler import Chunk, Scheduler, SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
 
-WORD = 1  # the token that the model says
+WORD = 1  # the model's only token
 
 
 class Batch(Steps, Scheduled):
-    """A scheduler that is stepped. refused: what it said of requests since the last frame."""
+    """A scheduler, step by step. refused: its refusals since the last frame."""
 
     name, kind, lesson = "batch", "timeline", "l5_scheduler"
     title = "Your own batch"
@@ -109,6 +109,6 @@ class Batch(Steps, Scheduled):
             self.gone.append(name)
 
     def compute(self, chunks: Sequence[Chunk]) -> list[Sampled]:
-        """The model: one token for each chunk that samples."""
+        """Act as the model: return one token for each chunk that samples."""
         self.computed += sum(chunk.stop - chunk.start for chunk in chunks)
         return [Sampled(WORD, None) for chunk in chunks if chunk.samples]

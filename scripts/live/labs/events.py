@@ -31,7 +31,7 @@ def parse(text: str) -> list[Event]:
     """Read events.
 
     Raises:
-        UserError: one of them is none, or there are too many.
+        UserError: an event is invalid, or there are too many.
     """
     parts = [part for part in text.split(";") if part]
     if len(parts) > MOST_EVENTS:
@@ -54,7 +54,7 @@ def whole_number(text: str, low: int, high: int, what: str) -> int:
     """Return the number in `text`.
 
     Raises:
-        UserError: it is none, or outside low … high.
+        UserError: it is not a whole number, or outside low … high.
     """
     if not re.fullmatch(r"\s*\d{1,6}\s*", text) or not low <= int(text) <= high:
         raise UserError(f"{what} is {text!r}; give a whole number from {low} to {high}")
@@ -62,5 +62,5 @@ def whole_number(text: str, low: int, high: int, what: str) -> int:
 
 
 def words_of(text: str) -> list[str]:
-    """Split a prompt into the lab's tokens: a word or a sign each."""
+    """Split a prompt into the lab's tokens: a word or a punctuation mark each."""
     return re.findall(r"\w+|[^\w\s]", text)

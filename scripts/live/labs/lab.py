@@ -77,7 +77,7 @@ class Lab(Tape):
         self.chosen = chosen
 
     def arrive(self, name: str, text: str) -> None:
-        """Begin a request."""
+        """Start a request."""
         raise NotImplementedError
 
     def leave(self, name: str) -> None:
@@ -85,7 +85,7 @@ class Lab(Tape):
         raise NotImplementedError
 
     def step(self) -> None:
-        """Let each request go on by a step."""
+        """Advance each request by a step."""
         raise NotImplementedError
 
     @property
@@ -94,7 +94,7 @@ class Lab(Tape):
         raise NotImplementedError
 
     def happen(self, event: Event) -> None:
-        """Let one event happen, as zero or more frames."""
+        """Carry out one event, as zero or more frames."""
         if event.kind == "+":
             self.arrive(event.name, event.text)
         elif event.kind == "-":
@@ -106,27 +106,27 @@ class Lab(Tape):
             self.step()
 
     def finish(self) -> None:
-        """Show what is still to come, after the last event."""
+        """Show the state after the last event, with pending changes."""
 
     @property
     def is_full(self) -> bool:
-        """Whether only the frames of one more event fit."""
+        """True if only the frames of one more event fit."""
         return len(self.frames) >= MOST_FRAMES - 12
 
     @property
     def fullest(self) -> int:
-        """The frame that shows most, by its index: one that breaks a rule, or the first with most blocks held."""
+        """The index of the frame to open on: one that breaks a rule, or the first with the most blocks held."""
         if "broken" in self.frames[-1]:
             return len(self.frames) - 1
         return max(range(len(self.frames)), key=lambda index: (self.held_in(self.frames[index]), -index))
 
     def held_in(self, frame: Mapping[str, Any]) -> int:
-        """Return how many blocks a frame shows as held."""
+        """Return the number of blocks that a frame shows as held."""
         return sum(len(each["blocks"]) for key in ("requests", "tables", "nodes") for each in frame.get(key, ()))
 
     @property
     def trace(self) -> dict[str, Any]:
-        """What a page gets."""
+        """Return the trace for a page."""
         return {key: value for key, value in self.data.items() if key not in ("file", "poster")}
 
     @classmethod
@@ -135,7 +135,7 @@ class Lab(Tape):
 
     @classmethod
     def play(cls, given: Mapping[str, Any], do: str) -> "Lab":
-        """Let events happen. The frames end where the code fails or breaks a rule."""
+        """Carry out events. The frames end where the code fails or breaks a rule."""
         chosen, events = cls.settings(given), parse(do)
         lab = cls(chosen)
         try:
@@ -159,7 +159,7 @@ class Lab(Tape):
         return lab
 
     def breaks(self, seen: int, kind: str) -> bool:
-        """End with the first frame from `seen` on that breaks a rule, marked. Return whether one does."""
+        """End with the first frame from `seen` on that breaks a rule, and mark it. Return True if there is one."""
         for end in range(seen + 1, len(self.frames) + 1):
             if broken := next(RULES[self.name](self.frames[:end], self.chosen, kind), None):
                 del self.frames[end:]
@@ -212,7 +212,7 @@ class Lab(Tape):
 
     @classmethod
     def described(cls) -> dict[str, Any]:
-        """For the page: everything but the code."""
+        """Return the lab's description for the page: everything but the code."""
         about = {name: getattr(cls, name) for name in ("name", "title", "kind", "prompt", "example", "verbs")}
         knobs, presets = ([asdict(one) for one in some] for some in (cls.knobs, cls.presets))
         return about | {"knobs": knobs, "modules": list(cls.modules), "presets": presets}

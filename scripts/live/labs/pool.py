@@ -14,7 +14,7 @@ RESERVE = "mini_engine/kv/token_flat.py::reserve"
 
 
 class Pool(Lab):
-    """Requests in one pool. Each holds blocks, or waits until it can have them. texts: their tokens."""
+    """Requests in one pool. Each holds blocks or waits for them. texts: their tokens."""
 
     name, kind, lesson = "pool", "pool", "l2_token_flat"
     title = "Your own requests in one pool"
@@ -81,7 +81,7 @@ class Pool(Lab):
         self.fill(name, f"Request {name} arrives with {plural(len(words), 'token')}:")
 
     def reserve(self, name: str, length: int) -> tuple[str, list[int]]:
-        """Reserve slots for a request's first `length` tokens and write them. Return what it took, and these slots.
+        """Reserve slots for a request's first `length` tokens and write them. Return a sentence and these slots.
 
         Raises:
             OutOfBlocks: there is no room; nothing was changed.
@@ -99,7 +99,7 @@ class Pool(Lab):
         return f"it takes {plural(len(new), 'block')}, {listed(new)}." if new else "its last block has room.", wrote
 
     def fill(self, name: str, begins: str) -> bool:
-        """Reserve what a request needs and write its tokens. Return whether there was room."""
+        """Reserve the blocks that a request needs and write its tokens. Return True if there was room."""
         length = len(self.texts[name])
         try:
             took, wrote = self.reserve(name, length)
@@ -127,7 +127,7 @@ class Pool(Lab):
                 self.fill(other, f"{other} has waited for blocks:")
 
     def step(self) -> None:
-        """Each request that is written decodes one token."""
+        """Decode one token for each request that holds blocks."""
         for name in [name for name, each in self.requests.items() if each.cur_len == len(self.texts[name])]:
             self.texts[name].append("·")
             if not self.fill(name, f"{name} decodes its token {len(self.texts[name]) - 1}:"):

@@ -1,4 +1,4 @@
-"""Course machinery. Rules that hold in every frame of a lab, and the task that keeps each.
+"""Course machinery. Invariants of every frame of a lab, and the task responsible for each.
 
 A reader's own code can break a rule. The lab ends at the event that did it and links to the task.
 """
@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 Frames = Sequence[dict[str, Any]]
-Broken = tuple[int, str]  # the task, and what is wrong
+Broken = tuple[int, str]  # the task, and the problem
 
 
 def one_place_each(held: list[int], free: list[int], every: range, task: int) -> Iterator[Broken]:
-    """Each block of `every` is free or has one holder. The event's `task` answers for all of it."""
+    """Check that each block of `every` is free or has one holder. task: the one to blame."""
     for block, times in Counter(held).items():
         if times > 1:
             yield task, f"Block {block} has {times} holders."
@@ -27,7 +27,7 @@ def one_place_each(held: list[int], free: list[int], every: range, task: int) ->
 
 
 def pool_rules(frames: Frames, settings: dict[str, Any], kind: str) -> Iterator[Broken]:
-    """Lesson 2: task 2 takes blocks, task 3 frees them, task 4 reserves slots."""
+    """Yield lesson 2's violations: task 2 takes blocks, task 3 frees them, task 4 reserves slots."""
     frame, size = frames[-1], settings["size"]
     for each in frame["requests"]:
         if each["slots"] != len(each["blocks"]) * size:
@@ -39,7 +39,7 @@ def pool_rules(frames: Frames, settings: dict[str, Any], kind: str) -> Iterator[
 
 
 def table_rules(frames: Frames, settings: dict[str, Any], kind: str) -> Iterator[Broken]:
-    """Lesson 3: task 1 grows a table, task 2 finds a token, task 3 shrinks a table."""
+    """Yield lesson 3's violations: task 1 grows a table, task 2 finds a token, task 3 shrinks a table."""
     frame, size = frames[-1], settings["size"]
     task = 3 if kind in "!-" else 1
     for table in frame["tables"]:
@@ -56,7 +56,7 @@ def table_rules(frames: Frames, settings: dict[str, Any], kind: str) -> Iterator
 
 
 def batch_rules(frames: Frames, settings: dict[str, Any], kind: str) -> Iterator[Broken]:
-    """Lesson 5: task 1 makes room, 2 keeps the budget, 3 preempts, 4 admits, 5 records."""
+    """Yield lesson 5's violations: task 1 makes room, 2 keeps the budget, 3 preempts, 4 admits, 5 records."""
     cells, held = frames[-1]["cells"], frames[-1]["held"]
     chunks = {name: cell for name, cell in cells.items() if "stop" in cell}
     tokens = sum(cell["stop"] - cell["start"] for cell in chunks.values())
@@ -75,7 +75,7 @@ def batch_rules(frames: Frames, settings: dict[str, Any], kind: str) -> Iterator
 
 
 def computed(frames: Frames, name: str) -> int:
-    """Return how many of a request's tokens the frames have computed since it arrived, or was preempted."""
+    """Return the number of a request's tokens that the frames have computed since it arrived or was preempted."""
     done = 0
     for frame in frames:
         cell = frame["cells"].get(name, {"kind": "not in this step"})
@@ -86,7 +86,7 @@ def computed(frames: Frames, name: str) -> int:
 
 
 def tree_rules(frames: Frames, settings: dict[str, Any], kind: str) -> Iterator[Broken]:
-    """Lesson 8: task 1 counts holders, 3 locks, 5 stores, 6 evicts."""
+    """Yield lesson 8's violations: task 1 counts holders, 3 locks, 5 stores, 6 evicts."""
     frame = frames[-1]
     stored = Counter(block for node in frame["nodes"] for block in node["blocks"])
     tables = Counter(block for table in frame["tables"] for block in table["blocks"])

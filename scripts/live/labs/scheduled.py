@@ -1,4 +1,4 @@
-"""Course machinery. Shared by the labs with a scheduler: its requests, and which of them are left."""
+"""Course machinery. Shared by the labs with a scheduler: its requests, and those that are left."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from mini_engine.errors import UserError
 
 
 class Scheduled(Lab):
-    """A lab in which a scheduler is stepped."""
+    """A lab that steps a scheduler."""
 
     scheduler: Scheduler
 
@@ -20,7 +20,7 @@ class Scheduled(Lab):
         return list(self.scheduler.requests)
 
     def add(self, name: str, prompt_ids: list[int], answer: int, priority: int = 0) -> UserError | None:
-        """Put a request into the queue. Return why the scheduler refuses it, if it does."""
+        """Put a request into the queue. Return the scheduler's error if it refuses."""
         params = SamplingParams(temperature=0, max_tokens=answer, seed=0)
         try:
             self.scheduler.add(Request(name, prompt_ids, params, priority))

@@ -21,7 +21,7 @@ SYSTEM = "You are a helpful assistant . "
 
 
 class Tree(Told, Scheduled):
-    """A scheduler over a manager that shares prefixes. ids: of each word or sign, which is a token."""
+    """A scheduler over a manager that shares prefixes. ids: of each word or punctuation mark, which is a token."""
 
     name, kind, lesson = "tree", "tree", "l8_radix"
     title = "Your own prompts in one tree"
@@ -105,6 +105,6 @@ class Tree(Told, Scheduled):
             self.show(f"{listed(names, 'decodes', 'decode')} a token.", f"{SCHEDULER}.schedule")
 
     def next_word(self, request) -> int:
-        """The model: a word that depends on the prompt and the position, as a real one's does."""
+        """Return the model's word, which depends on the prompt and the position, as a real one's does."""
         number = sum(request.prompt_ids) * 7 + len(request.token_ids)
         return self.encode([f"t{number % 97}"])[0]
