@@ -20,7 +20,7 @@ class TooLong(UserError):
 
 
 class EngineDead(UserError):
-    """No step can run any more, for any request: a process that holds part of the model has ended (lesson 18)."""
+    """No step can run any more, for any request: a process that holds part of the model has ended, or memory was lost."""
 
 
 class CacheFull(RuntimeError):

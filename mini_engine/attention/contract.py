@@ -29,7 +29,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-EVERY_KEY = 2**31 - 1  # a window (lesson 15): the number of keys a query sees, its own included; this one hides none
+EVERY_KEY = 2**31 - 1  # a window: the number of keys a query sees, its own included; this one hides none
 
 
 class PagedAttention(Protocol):

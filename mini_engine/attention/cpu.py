@@ -49,7 +49,7 @@ def load(device: torch.device, dtype: torch.dtype) -> PagedAttention:
 
 
 def kernel_address(dtype: torch.dtype) -> ctypes.c_void_p:
-    """Return the address of the kernel's machine code, for C++ that calls it directly (lesson 9).
+    """Return the address of the kernel's machine code, for C++ that calls it directly.
 
     Raises:
         UserError: the dtype is not supported, or the kernel cannot be built here.

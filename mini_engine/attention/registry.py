@@ -15,7 +15,7 @@ from mini_engine.attention.contract import Kernel, PagedAttention
 from mini_engine.errors import UserError
 from mini_engine.values import shown
 
-Loaded = TypeVar("Loaded")  # a kernel; lesson 16's have another type
+Loaded = TypeVar("Loaded")  # a kernel, of any type
 KERNEL_NAMES = ("auto", "reference", "blockwise", "torch", "cpu", "triton")
 
 

@@ -4,7 +4,7 @@ A program takes a tile of one sequence's queries, all query heads of one key/val
 Lengths stay on the GPU: `launch_config` lays the grid out for the most tiles there can be, and each program finds its
 sequence by itself (as in vLLM's unified kernel), so that nothing waits for a copy to the host. A decode is a single
 tile, however long its history; that is cut into splits by its own length, one program each, and a second kernel merges
-them (flash-decoding: Dao and others, 2023). Lesson 15's window is compiled in.
+them (flash-decoding: Dao and others, 2023). A window is compiled in.
 """
 
 from typing import Any

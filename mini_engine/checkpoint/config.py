@@ -50,9 +50,9 @@ class RopeScaling:
 class Qwen3Config:
     """The shape of a dense Qwen3 model. Fields have the names they have in config.json.
 
-    has_states: some layers keep a state instead of K and V (lesson 11).
-    has_windows: some layers see only the last tokens (lesson 15).
-    has_latents: K and V are computed from something smaller, which is cached instead (lesson 16).
+    has_states: some layers keep a state instead of K and V.
+    has_windows: some layers see only the last tokens.
+    has_latents: K and V are computed from something smaller, which is cached instead.
     sampling: generation_config.json's suggestions for requests without sampling parameters; lessons 6 and 7 use them.
     """
 

@@ -126,17 +126,17 @@ def read_shape(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def is_hybrid(raw: Mapping[str, Any]) -> bool:
-    """Return whether a config.json describes a model of lesson 11's family, whether or not that lesson can run it."""
+    """Return whether a config.json describes a model whose layers keep states, whether or not the engine can run it."""
     return str(raw.get("model_type")).startswith(("qwen3_5", "qwen3_next"))
 
 
 def has_latents(raw: Mapping[str, Any]) -> bool:
-    """Return whether a config.json describes a model with latents, whether or not lesson 16 can run it."""
+    """Return whether a config.json describes a model with latents, whether or not the engine can run it."""
     return "kv_lora_rank" in raw or str(raw.get("model_type")).startswith("deepseek_v")
 
 
 def has_windows(raw: Mapping[str, Any]) -> bool:
-    """Return whether a config.json describes a Qwen3 with windows, whether or not lesson 15 can run it."""
+    """Return whether a config.json describes a Qwen3 with windows, whether or not the engine can run it."""
     if raw.get("model_type") != "qwen3" or not isinstance(raw.get("num_hidden_layers"), int):
         return False
     types = layer_types(raw)

@@ -160,7 +160,7 @@ class Engine:
 
         Args:
             priority: with the policy "priority", smaller numbers go first.
-            namespace: the request shares prefixes only with requests of the same namespace (lesson 8).
+            namespace: only requests of the same namespace may share KV.
 
         Raises:
             UserError: the prompt is empty, too long for the model or for the whole pool, or has ids outside the

@@ -36,7 +36,7 @@ class Matcher(TokenMask, Protocol):
         ...
 
     def num_valid(self, drafts: Sequence[int]) -> int:
-        """Return how many of `drafts` may come next, one after the other, without ending the answer (lesson 14)."""
+        """Return how many of `drafts` may come next, one after the other, without ending the answer."""
         ...
 
     def mask_after(self, drafts: Sequence[int]) -> bytes:
@@ -78,7 +78,7 @@ class Anything:
         return b""
 
     def __reduce__(self) -> str:
-        """Pickle by name: in another process it is that process's ANYTHING (lesson 18)."""
+        """Pickle by name: in another process it is that process's ANYTHING."""
         return "ANYTHING"
 
 

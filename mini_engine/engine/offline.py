@@ -27,7 +27,7 @@ class Completion:
         tokens so far.
     logprobs: one entry for each token of the answer, or None unless the parameters ask for them.
     prompt_logprobs: the same for the prompt's tokens from the second on.
-    num_cached_tokens: tokens of the prompt that were found in the prefix cache (lesson 8).
+    num_cached_tokens: tokens of the prompt that had KV already when it was admitted.
     """
 
     prompt_token_ids: list[int]

@@ -39,13 +39,13 @@ class Request:
 
     priority: with the scheduler's policy "priority", smaller numbers go first.
     stop_ids: the tokens that end the answer, `params.stop_ids(...)`.
-    namespace: requests of the same namespace share computed prefixes (lesson 8).
+    namespace: only requests of the same namespace may share KV.
     token_ids: the prompt followed by the answer so far, `output_ids`; only `append` and `keep` change either.
     matcher: the state of the answer in `params.grammar`.
     prompt_logprobs: those of the prompt's tokens from the second on, as far as computed, if `params` asks for them.
     arrival: its position in the order of arrival, assigned by the scheduler.
     num_computed_tokens: leading tokens whose KV is written. A preemption resets it to 0.
-    num_cached_tokens: leading tokens whose KV was cached when it was first admitted (lesson 8).
+    num_cached_tokens: leading tokens that had KV already when it was first admitted.
     """
 
     id: str

@@ -94,13 +94,13 @@ def logits_rows(chunks: Sequence[Chunk]) -> list[int]:
 
 
 class Plan(Protocol):
-    """Turns chunks into a step: `plan_rows`. Lesson 11's plan adds the slot of each request's state."""
+    """Turns chunks into a step: `plan_rows` by default."""
 
     def __call__(self, chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step: ...
 
 
 class Group(Protocol):
-    """The processes that run a step together: `ALONE`, or lesson 18's ranks.
+    """The processes that run a step together: by default `ALONE`.
 
     fault: the reason no step can run any more; empty while steps can run.
     """
@@ -134,7 +134,7 @@ ALONE = Alone()
 
 
 class Runner(Protocol):
-    """Runs chunks through a model whose K and V are in `pool`: `ModelRunner`. Lesson 10's replays captured steps."""
+    """Runs chunks through a model whose K and V are in `pool`: by default `ModelRunner`."""
 
     model: Any
     pool: Any

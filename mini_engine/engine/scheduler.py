@@ -170,7 +170,7 @@ class Scheduler:
         """Take back a running request's blocks. It waits in its old place and will compute all its tokens again.
 
         Its old place is where `order` puts it among the waiting requests. The manager is told which of its tokens had
-        KV, `computed_ids`: lesson 8's keeps them. The request and the scheduler each count one more preemption.
+        KV, `computed_ids`: a cache may keep them. The request and the scheduler each count one more preemption.
         """
         self.running.remove(request)
         self.manager.free(request.id, request.computed_ids)

@@ -15,7 +15,7 @@ class StepStats(NamedTuple):
         after a preemption.
     decode_tokens: one for each request that decoded.
     num_preempted: requests preempted while the step was scheduled.
-    num_drafted: tokens guessed in this step. num_accepted: guesses accepted, each of which saves a step (lesson 14).
+    num_drafted: tokens guessed in this step. num_accepted: guesses accepted, each of which saves a step.
     """
 
     num_waiting: int = 0

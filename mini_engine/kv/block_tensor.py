@@ -65,7 +65,7 @@ class PoolShape(Protocol):
 
     @property
     def v_shape(self) -> tuple[int, int]:
-        """The same of V; with latents (lesson 16) another."""
+        """The same of V; a pool may have another."""
         ...
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
@@ -77,7 +77,7 @@ class KvPool:
     """K and V of all requests, `[num_blocks, block_size, H_kv, D]` for each layer, as the shape says.
 
     `num_blocks` includes the null block. `kernel` is a paged-attention kernel of `mini_engine.attention`; it reads the
-    pool in place. `direct` says that K and V are stored as they are, so that layers (lesson 9) may write `layer_caches`
+    pool in place. `direct` says that K and V are stored as they are, so that layers may write `layer_caches`
     and call the kernel without asking the pool.
 
     Raises:

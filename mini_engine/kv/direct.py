@@ -1,7 +1,7 @@
 """Lesson 3. Direct stores: their layers' tensors may be written and read without calling the store.
 
-`set_kv` and `attend` are two calls for each layer. Layers that run without a return to Python (lesson 9), or that write
-K and V in a kernel of their own (lesson 10), ask for all tensors once in each step instead.
+`set_kv` and `attend` are two calls for each layer. Layers that run without a return to Python, or that write K and V
+in a kernel of their own, ask for all tensors once in each step instead.
 """
 
 from collections.abc import Sequence

@@ -13,13 +13,13 @@ from mini_engine.kv.manager import CopyBlocks
 
 
 class PoolMaker:
-    """Makes the pool of an engine, in the model's dtype. Lesson 17 has others.
+    """Makes the pool of an engine, in the model's dtype.
 
     Args:
         config: the shape of the layers with K and V. dtype, device: the model's.
 
     Raises:
-        UserError: some layers have windows, which this pool alone would ignore (lesson 15).
+        UserError: some layers have windows, which this pool alone would ignore.
     """
 
     def __init__(self, config: Qwen3Config, dtype: torch.dtype, device: torch.device) -> None:

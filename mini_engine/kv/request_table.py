@@ -12,7 +12,7 @@ class RequestTable:
 
     Attributes:
         row: the same blocks as int32, so that building a step's table is a memory copy.
-        shared: the prefix cache's note of what it shares with others (lesson 8); None where nothing is cached.
+        shared: a prefix cache's note of what the request shares with others; None where nothing is cached.
     """
 
     def __init__(self, allocator: BlockAllocator) -> None:

@@ -93,7 +93,7 @@ class Qwen3ForCausalLM(CausalLM):
     """The model with its vocabulary head; a tied checkpoint uses the embedding matrix as its head.
 
     Args:
-        layers: creates everything below the head. Lesson 11 passes its own.
+        layers: creates everything below the head.
     """
 
     def __init__(self, config: Qwen3Config, layers: Callable[[Any], nn.Module] = Qwen3Model) -> None:
