@@ -20,7 +20,7 @@ class TooLong(UserError):
 
 
 class EngineDead(UserError):
-    """No step can run any more, for any request: a process that holds part of the model has ended, or memory was lost."""
+    """No step can run any more, for any request: a process of the model has ended, or memory was lost."""
 
 
 class CacheFull(RuntimeError):

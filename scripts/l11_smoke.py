@@ -1,4 +1,4 @@
-"""Lesson 11. A hybrid alone, batched, in chunks, preempted, behind a cached prefix, on the device: the same tokens.
+"""Lesson 11. A hybrid alone, batched, in chunks, preempted, after a cached prefix, on the device: the same tokens.
 
 Every path is compared with Hugging Face. A path that did not do what it is named for is reported as not exercised.
 """

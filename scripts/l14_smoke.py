@@ -86,7 +86,7 @@ def preempted(model, prompts, args) -> Outcome:
 
 
 def cached(model, prompts, args) -> Outcome:
-    """Run all prompts twice: the second time behind cached prefixes, with the tree's continuations as guesses."""
+    """Run all prompts twice: the second time after cached prefixes, with the tree's continuations as guesses."""
     engine = engine_for(model, prompts, args, Speculation(max_rows=ANY_LOAD, use_tree=True))
     first, second = spoken(engine, prompts, args), spoken(engine, prompts, args)
     saved = second.kv["speculation"]["steps_saved"] >= first.kv["speculation"]["steps_saved"]

@@ -1,4 +1,4 @@
-"""Lesson 15. Windows alone, batched, in chunks around W, preempted, behind prefixes with tombstones: the same tokens.
+"""Lesson 15. Windows alone, batched, in chunks around W, preempted, after prefixes with tombstones: the same tokens.
 
 Every path is compared with Hugging Face. A path that did not do what it is named for is reported as not exercised.
 """

@@ -89,7 +89,7 @@ def speculating(model, prompts, args) -> Outcome:
 
 
 def from_host(model, prompts, args) -> Outcome:
-    """Run all prompts, forget what the pool caches, and run them again."""
+    """Run all prompts, drop the pool's cache, and run them again."""
     engine = make_engine(model, prompts, args, kv_host_bytes=LARGE, kv_always=True)
     answers(engine, prompts, args)
     cache_of(engine.scheduler.manager).prefixes.clear()

@@ -1,4 +1,4 @@
-"""Lesson 17. K and V in 8 and in 4 bits in every way that an engine runs: for each the same tokens, and KL beside them.
+"""Lesson 17. K and V in 8 and in 4 bits in every way that an engine runs: the same tokens each time, and KL.
 
 Full precision is compared with Hugging Face. With fewer bits, a path must give each prompt's tokens when run alone by
 the reference kernel with as few bits: rounding does not depend on the batch, the chunks or where blocks come from.
@@ -84,7 +84,7 @@ def cached(model, prompts, args, **options) -> Outcome:
 
 
 def from_host(model, prompts, args, **options) -> Outcome:
-    """Run all prompts, forget what the pool caches, and run them again."""
+    """Run all prompts, drop the pool's cache, and run them again."""
     engine = make_engine(model, prompts, args, kv_host_bytes=LARGE, kv_always=True, **options)
     answers(engine, prompts, args)
     cache_of(engine.scheduler.manager).prefixes.clear()

@@ -84,7 +84,7 @@ def chat(model, prompts, args) -> Scenario:
 
 
 def system_prompt(model, prompts, args) -> Scenario:
-    """Run all prompts behind one system prompt at once, then the first again: its prompt is cached by then."""
+    """Run all prompts after one system prompt at once, then the first again: its prompt is cached by then."""
     asked = [common(prompts, args) + ids for ids in prompts]
     scenario = begin("shared system prompt", model, args, asked)
     scenario.ask(asked)

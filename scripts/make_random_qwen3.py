@@ -204,7 +204,7 @@ def run(args) -> int:
 
 
 def write_whole(out: Path, args) -> int:
-    """Write to a folder beside `out` first, with a bar on a terminal, then replace the old weights in `out`."""
+    """Write to a folder next to `out` first, with a bar on a terminal, then replace the old weights in `out`."""
     from scripts.pocket.checkpoint import all_or_nothing
 
     from rich.console import Console

@@ -12,7 +12,7 @@
     out           [T, H_q, D]                          in q's dtype
 
 Every kernel guarantees:
-- Any mix of sequences: decode rows (q_len 1), chunks behind a history (q_len < kv_len), whole prompts (q_len = kv_len).
+- Any mix of sequences: decode rows (q_len 1), chunks after a history (q_len < kv_len), whole prompts (q_len = kv_len).
 - Causality is bottom-right: query i of a sequence sees its keys 0 … kv_len - q_len + i.
 - Query head h reads key/value head h // (H_q // H_kv).
 - Padding is harmless: a sequence with q_len 0 is skipped, rows of q past cu_seqlens_q[-1] give zeros.

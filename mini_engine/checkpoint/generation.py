@@ -68,7 +68,7 @@ def sampling_defaults(directory: Path) -> SamplingDefaults:
         except UserError as error:
             warn_once(f"{error}; it is ignored")
     if "top_k" in found:
-        found["top_k"] = max(0, found["top_k"])  # -1 is off, too
+        found["top_k"] = max(0, found["top_k"])  # -1 is off too
     if "max_new_tokens" in found:
         found["max_tokens"] = found.pop("max_new_tokens")
     return SamplingDefaults(**found)

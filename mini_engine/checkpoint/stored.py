@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
 
 class Cut(Protocol):
-    """Selects the part of a checkpoint that a process loads. Processes that share a model load a part of most tensors."""
+    """Selects the part of a checkpoint that a process loads: of most tensors, a share if several processes share it."""
 
     def build(self, kind: Callable[[Any], Any], config: Any) -> Any:
         """Return this process's model, without weights. Its parameters have the names of the whole, `kind(config)`."""

@@ -1,4 +1,4 @@
-"""Lesson 12. The command `cache`: list, verify and clear what the disk tier has kept in a directory."""
+"""Lesson 12. The command `cache`: list, verify and clear the records of the disk tier in a directory."""
 
 import argparse
 import json

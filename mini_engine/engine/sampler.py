@@ -55,7 +55,7 @@ def uniform(seed: int, position: int) -> float:
 
     A hash takes the place of a generator. It has no state, so no draw depends on another. Seed and position, as 8
     little-endian bytes each, go into blake2b with a digest of 8 bytes (`digest_size=8`). Read as little-endian, the
-    digest loses its lowest 11 bits; what is left, times 2**-53, is the number.
+    digest loses its lowest 11 bits; the rest, times 2**-53, is the number.
     """
     key = seed.to_bytes(8, "little") + position.to_bytes(8, "little")
     bits = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
@@ -66,7 +66,7 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     """Draw by inverse CDF: lay a row's probabilities end to end and take the token in whose interval its number falls.
 
     Args:
-        probs: `[R, vocab]`, each row adding up to about 1; the numbers are scaled to what it does add up to.
+        probs: `[R, vocab]`, each row adding up to about 1; the numbers are scaled to the row's actual sum.
         uniforms: `[R]` float64 in [0, 1).
 
     Returns:

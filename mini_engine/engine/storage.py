@@ -20,8 +20,8 @@ def no_slots(request_id: str) -> Sequence[int]:
 class Storage:
     """The memories of a model with K and V alone; other models have more (lesson 11).
 
-    store: what the model reads and writes. kv: its blocks. copy: copies blocks, in every process of the model.
-    plan: plans a step over it. probe: plans a step without a request, to measure how much memory a step takes.
+    store: read and written by the model. kv: its blocks. copy: copies blocks, in every process of the model.
+    plan: plans a step over it. probe: plans a step without a request, to measure a step's time.
     memory: what requests need beside the blocks of their tables. prefixes: creates the prefix cache.
     states: the pool of states, if the model has any. slots_of: names a request's slots in it.
     windows: the memory of windows, lesson 15's, if the model has any.

@@ -2,7 +2,7 @@
 
     slot 0                            padding: rows of a padded batch write here; never handed out
     slots 1 … max_reqs                working slots, one for each running request: its row in lesson 10's ReqToTokenPool
-    the max_track_slots behind them   checkpoints: copies of states, for requests with the same beginning
+    the next max_track_slots slots    checkpoints: copies of states, for requests with the same beginning
 
 The pool itself hands out only checkpoints. Names and methods are those of pymllm's GDNPool; the recurrent state is
 always `[H_v, D_k, D_v]`.

@@ -22,7 +22,7 @@ MAX_TRIALS = 100
 
 
 def of_object(schema: JsonObject) -> JsonObject:
-    """Return the schema restricted to objects; the empty object if it is empty, or describes another type.
+    """Return the schema restricted to objects; one without arguments if it is empty or describes another type.
 
     A type that is not in JSON Schema, such as Gemini's OBJECT, is ignored.
     """

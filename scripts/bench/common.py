@@ -69,7 +69,7 @@ class Report:
     more: list[dict[str, Any]] = field(default_factory=list)
 
     def show(self) -> None:
-        """Print the notes and the tables. Rows with other columns than those before begin a table of their own."""
+        """Print the notes and the tables. Rows with other columns than the previous ones begin a new table."""
         console = Console(highlight=False)
         for line in (self.headline, self.limits, *self.notes):
             console.print(line, markup=False, soft_wrap=True)

@@ -141,7 +141,7 @@ def checkpoint_rows(config: HybridConfig, dtype: torch.dtype, quick: bool) -> li
 
 
 def conversation(requests: int) -> list[tuple[list[int], list[int]]]:
-    """Return prompts and answers: chats of four turns behind three system prompts, and documents asked about twice."""
+    """Return prompts and answers: chats of four turns with three system prompts, and documents asked about twice."""
     chance = random.Random(0)
     systems = [chance.choices(range(50_000), k=length) for length in (90, 410, 1300)]
     documents = [chance.choices(range(50_000), k=3000) for _ in range(requests // 20 + 1)]

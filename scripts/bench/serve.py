@@ -88,7 +88,7 @@ def run(args: Namespace) -> Report:
 def in_turns(
     ways: dict[str, Way], waves: list[Jobs], rounds: int, title: str
 ) -> tuple[dict[str, Timing], dict[str, list[list[Watch]]]]:
-    """Run waves of jobs in every way, in turns. Return the times, and what was seen in each run, the warm-up first."""
+    """Run waves of jobs in every way, in turns. Return the times, and each run's Watches, the warm-up first."""
     passes: dict[str, list[list[Watch]]] = {name: [] for name in ways}
     contenders = {name: lambda name=name: passes[name].append(watch(ways[name], waves)) for name in ways}
     return take_turns(contenders, rounds, title), passes

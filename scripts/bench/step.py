@@ -1,4 +1,4 @@
-"""Course machinery. Suite `step`: where a decode step's time goes, each part beside the machine's limit.
+"""Course machinery. Suite `step`: where a decode step's time goes, each part against the machine's limit.
 
 A whole step is timed; then the model alone, its linears alone, its attention alone, the sampler, and the engine
 without a model. The differences are the rest: norms, RoPE, activation and the write of K and V in the model, and the

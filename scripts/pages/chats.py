@@ -82,7 +82,7 @@ def places(chats: list[Chat]) -> dict[Path, Place]:
     rows = iter(range(len(paths)))
 
     def put(path: Path) -> float:
-        """Place `path` and what is below it, and return the height of its row: its middle child's, or a new one."""
+        """Place `path` and its descendants, and return the height of its row: its middle child's, or a new one."""
         heights = [put(child) for child in children[path]]
         y = heights[(len(heights) - 1) // 2] if heights else TOP + ROW * next(rows)
         depth = len(path) - 1

@@ -34,7 +34,7 @@ def _write_json(path: Path, data: dict) -> None:
 
 @contextmanager
 def all_or_nothing(out: Path) -> Iterator[Path]:
-    """Yield a temporary directory beside `out`. If the block succeeds, its files move into `out`; otherwise none do."""
+    """Yield a temporary directory next to `out`. If the block succeeds, its files move into `out`; otherwise none."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
         yield Path(scratch)

@@ -134,7 +134,7 @@ class Captured(Tape):
         self.show(say, code, question, **self.states[act])
 
     def record(self) -> None:
-        """Run two batches: three requests of which two end, then two more beside the first."""
+        """Run two batches: three requests of which two end, then two more with the remaining one."""
         self.before()
         self.prompts()
         self.padded()

@@ -1,4 +1,4 @@
-"""Course machinery. Lesson 14's trace: drafts appear behind a text, the right ones stay, the KV of the others goes."""
+"""Course machinery. Lesson 14's trace: drafts appear after a text, the right ones stay, the KV of the others goes."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -15,7 +15,7 @@ from mini_engine.speculation.speculator import drafts_of
 BLOCK_SIZE, NUM_BLOCKS, MAX_DRAFTS = 4, 48, 8
 SHOWN, BLOCKS_SHOWN = 27, 12  # the last tokens of the text, and its last blocks
 TABLE, TWICE = "a times table", "a question asked twice"
-ACTS = {  # a prompt, the most tokens of its answer, and what is said first
+ACTS = {  # a prompt, the most tokens of its answer, and the first caption
     TABLE: (
         "1 times 5 is 5. 2 times 5 is 10.",
         17,

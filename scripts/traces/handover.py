@@ -143,7 +143,7 @@ class Handover(Tape):
             self.transfers.end(self.worker.number, message.id, message.error)
             self.said += ", Ended" if self.said.startswith("Filled") else "Ended"
 
-    # ---------------------------------------------------------------- what is shown
+    # ---------------------------------------------------------------- frames
 
     def state(self) -> dict[str, Any]:
         for transfer in self.transfers.of_id.values():
@@ -251,7 +251,7 @@ class Handover(Tape):
         self.manager.free(name)
 
     def cancelled(self) -> None:
-        """Show a request that ends while its prompt is on its way."""
+        """Show a request that ends while its prompt is in transit."""
         self.arrive("B")
         self.chunk()
         filled = self.transfers.buffers.count(State.FILLED)

@@ -73,7 +73,7 @@ class Packing(Tape):
         )
 
     def packing(self) -> None:
-        """Pack one tile after the other: as a weight of its own, each is packed where it is."""
+        """Pack one tile after the other, each as a separate weight, in place."""
         count = TILE * INPUTS // 2
         PackedWeight(self.memory[:TILE])
         self.show(

@@ -15,7 +15,7 @@ CHECKER = "mini_engine/text/detokenizer.py::StopChecker"
 
 
 class TextBytes(Tape):
-    """One answer after another, on its way through detokenizer and stop strings.
+    """One answer after another, passing through detokenizer and stop strings.
 
     said: the text of the bytes so far. shown: the part that a reader has seen.
     """

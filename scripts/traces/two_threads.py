@@ -155,7 +155,7 @@ class Stage:
             await asyncio.sleep(0)
         for name, task in self.tasks.items():
             if task.done():
-                task.result()  # raises what the app has raised
+                task.result()  # raises the app's exception
                 self.clients[name].status = "gone" if self.clients[name].leaves.is_set() else "done"
 
     async def arrive(self) -> None:

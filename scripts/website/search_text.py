@@ -20,7 +20,7 @@ from markdown.treeprocessors import Treeprocessor
 from markdown.util import AtomicString
 
 LAST = -10  # after mkdocs (0) and everything that changes tables
-COMMON = {"API"}  # words of keywords that are those of other pages, too
+COMMON = {"API"}  # words of keywords that other pages have too
 OF_A_LESSON = 3  # times as relevant as the same words elsewhere
 
 

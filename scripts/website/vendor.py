@@ -112,9 +112,9 @@ def chosen_files(modules: Path) -> dict[Path, tuple[Path, str]]:
 
 
 def bundle(modules: Path) -> dict[Path, tuple[Path, str]]:
-    """Bundle CodeMirror beside `modules`, with the licences of what is in it. Return files as `chosen_files` does."""
+    """Bundle CodeMirror next to `modules`, with its parts' licences. Return files like `chosen_files`."""
     script, licences = modules / "codemirror.js", modules / "LICENSES.txt"
-    entry = shutil.copy(SITE / "editor" / "codemirror.js", modules.parent)  # finds its imports beside it
+    entry = shutil.copy(SITE / "editor" / "codemirror.js", modules.parent)  # its imports are next to it
     options = ["--bundle", "--minify", "--format=esm", "--target=es2022", f"--outfile={script}", "--log-level=warning"]
     if subprocess.run([modules / ".bin" / "esbuild", entry, *options], check=False).returncode:
         raise VendorError("esbuild could not bundle CodeMirror; see its output above.")
@@ -137,7 +137,7 @@ def versioned(folder: Path) -> str:
 
 
 def target_name(path: Path) -> Path:
-    """Return a file's target path: flat, except for fonts/, which KaTeX expects beside its style sheet."""
+    """Return a file's target path: flat, except for fonts/, which KaTeX expects next to its style sheet."""
     if path.as_posix() in RENAMED:
         return Path(RENAMED[path.as_posix()])
     keeps_folder = path.parent.as_posix() == "dist/fonts"

@@ -39,7 +39,7 @@ WRONG, RIGHT = "int(logits.argmin())", "int(logits.argmax())"  # what a reader m
 
 @dataclass
 class Walk:
-    """One stranger at one width. steps: what was done and the seconds that it took; pictures: as WebP, by step."""
+    """One visitor at one width. steps: their names and seconds; pictures: as WebP, by step."""
 
     page: "Page"
     site: Site

@@ -1,4 +1,4 @@
-"""Course machinery. Lesson 3's lab: block tables grow, are cut and are freed, beside the null block."""
+"""Course machinery. Lesson 3's lab: block tables grow, are cut and are freed; the null block stays."""
 
 from typing import Any, ClassVar
 
