@@ -1,12 +1,14 @@
-"""Lesson 8. The coordinator: when a request ends, each part releases its share, whatever another one raises."""
+"""Lesson 8. The coordinator: parts that find nothing add nothing; when a request ends, each part releases its share."""
 
+import random
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
-from mini_engine.errors import EngineDead
+from mini_engine.errors import EngineDead, OutOfBlocks
 from mini_engine.kv.cache_coordinator import coordinated
+from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.prefixes import Prefixes, Stored
 from mini_engine.kv.request_table import RequestTable
 
@@ -53,3 +55,31 @@ def test_each_part_releases_its_share_though_another_one_fails(broken, error, ca
     assert ("Traceback" in caplog.text) != isinstance(error, EngineDead), "the end of a rank is told elsewhere"
     if isinstance(error, EngineDead):
         assert manager.fault == "rank 1 has ended"
+
+
+def test_parts_that_find_nothing_add_nothing():
+    """Lesson 5's manager and one of null parts, called alike 3,000 times, answer alike and hold the same blocks."""
+    managers, chance = (KvCacheManager(41, 4), coordinated(41, 4, prefixes=Prefixes)), random.Random(0)
+    for _ in range(3000):
+        name, length = f"r{chance.randrange(8)}", chance.randrange(60)
+        call, arguments = chance.choice(
+            [
+                ("cost", ([1] * length, length + 3)),
+                ("allocate", (name, [1] * length)),
+                ("grow", (name, length)),
+                ("grow", (name, length)),
+                ("missing_blocks", (name, length)),
+                ("most_blocks", (length,)),
+                ("truncate", (name, length)),
+                ("free", (name, [1] * length)),
+            ]
+        )
+        answers = []
+        for manager in managers:
+            try:
+                answers.append(getattr(manager, call)(*arguments))
+            except (KeyError, ValueError, OutOfBlocks) as error:
+                answers.append(type(error))
+        assert answers[0] == answers[1], f"{call}{arguments}"
+        held = [{name: (t.blocks, t.num_tokens) for name, t in m.tables.items()} for m in managers]
+        assert held[0] == held[1] and managers[0].blocks_by_state == managers[1].blocks_by_state
