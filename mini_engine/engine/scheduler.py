@@ -106,11 +106,7 @@ class Scheduler:
     One thread calls it. A request may be aborted between any two calls, even while a step is in flight.
     """
 
-    def __init__(
-        self,
-        manager: KvCacheManager,
-        config: SchedulerConfig | None = None,
-    ) -> None:
+    def __init__(self, manager: KvCacheManager, config: SchedulerConfig | None = None) -> None:
         self.manager = manager
         self.config = config or SchedulerConfig()
         self.order = POLICIES[self.config.policy]
