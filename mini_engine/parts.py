@@ -29,7 +29,7 @@ from mini_engine.kv.pool_maker import PoolMaker
 
 
 def pool_maker(has_latents: bool, config: EngineConfig) -> Callable[..., PoolMaker]:
-    """Return what makes the maker of a pool that stores K and V, or latents, in this way."""
+    """Return the class of pool makers for this KV dtype, or for latents."""
     if config.kv_dtype != "auto":
         from mini_engine.quantized.formats import FORMATS
         from mini_engine.quantized.pool_maker import RowPoolMaker
@@ -96,7 +96,7 @@ def with_fused_layers(model: Any, backend: str) -> Any:
 
 
 def identity_of(model: Any, config: EngineConfig) -> Any:
-    """Return what tiers call this model's records, and what prefill workers compare; None if there are neither.
+    """Return the identity that tiers put into this model's records and prefill workers compare; None without either.
 
     It hashes the weights, so it comes before the layers are replaced.
     """
@@ -119,7 +119,7 @@ def identity_of_stored(stored: Stored[Any], dtype: torch.dtype, config: EngineCo
 def connecting(
     model: Any, config: EngineConfig, identity: Any, pools: Pools, workers: Any
 ) -> Callable[[Storage], KvConnector]:
-    """Return what makes the connector over a storage: lesson 12's tiers, lesson 19's workers, both, or none."""
+    """Return the maker of the connector over a storage: lesson 12's tiers, lesson 19's workers, both, or none."""
 
     def connect(storage: Storage) -> KvConnector:
         tiers = tier_connector(model, storage, config, identity, pools) if config.has_tiers else NO_CONNECTOR
@@ -166,7 +166,7 @@ def companions_of(storage: Storage, pools: Pools, blocks: Any) -> Any:
 
 
 def prober(model: Any, storage: Storage, group: Group) -> Callable[[int], None]:
-    """Return what computes so many tokens, as many as fit, in a pool that no request uses yet."""
+    """Return a function that computes a number of tokens, as many as fit, in a pool that no request uses yet."""
     runner = ModelRunner(model, storage.store, storage.probe, group)
 
     def prefill(num_tokens: int) -> None:

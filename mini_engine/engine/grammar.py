@@ -40,7 +40,7 @@ class Matcher(TokenMask, Protocol):
         ...
 
     def mask_after(self, drafts: Sequence[int]) -> bytes:
-        """Return what `mask` would be after pushing `drafts`, all of them valid. The matcher stays where it is."""
+        """Return the mask after `drafts`, all of them valid. The matcher stays where it is."""
         ...
 
 

@@ -81,7 +81,7 @@ class Chunk(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """Whether it feeds the request's newest token, so that the logits of its last row choose the next one."""
+        """True if it feeds the request's newest token, so that the logits of its last row choose the next one."""
         return self.stop == len(self.request.token_ids)
 
     @property
@@ -91,12 +91,12 @@ class Chunk(NamedTuple):
 
     @property
     def num_samples(self) -> int:
-        """How many of its last rows the sampler chooses a token from."""
+        """The number of its last rows that the sampler chooses a token from."""
         return int(self.samples)
 
     @property
     def num_logits(self) -> int:
-        """How many of its last rows need logits: those that sample, or all for the log probabilities of a prompt."""
+        """The number of its last rows that need logits: those that sample, or all for a prompt's log probabilities."""
         return self.stop - self.start if self.request.needs_prompt_logprobs else self.num_samples
 
 
@@ -300,7 +300,7 @@ class Decoding:
         return scheduler.schedule()
 
     def sample_rows(self, chunks: Iterable[Chunk]) -> list[SampleRow]:
-        """Return what the sampler reads of each row of logits: `num_samples` rows a chunk, in order."""
+        """Return a SampleRow for each row of logits that samples: `num_samples` for each chunk, in order."""
         return [chunk.request for chunk in chunks if chunk.samples]
 
     def standing(self, chunks: Iterable[Chunk], rows: Sequence[Sampled]) -> list[tuple[Request, Sampled]]:

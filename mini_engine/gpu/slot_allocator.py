@@ -161,7 +161,7 @@ class TokenToKVPoolAllocator:
         raise ValueError(f"slots {slots.tolist()} are not whole pages of {self.page_size}; free a page in one call")
 
     def _whole_pages(self, slots: Tensor) -> Tensor:
-        """Return what `slots` should be: the complete pages that every page_size-th of them belongs to."""
+        """Return the slots of the complete pages that every page_size-th of `slots` belongs to."""
         size = self.page_size
         firsts = slots[::size] // size * size
         return (firsts[:, None] + torch.arange(size, dtype=slots.dtype, device=slots.device)).flatten()

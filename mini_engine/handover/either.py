@@ -36,7 +36,7 @@ class EitherConnector(KvConnector):
     def get_num_new_matched_tokens(
         self, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
     ) -> Matched:
-        """Return what a worker brings, if it has been asked or is worth asking, otherwise what the tiers have."""
+        """Match a worker's KV if it has been asked or is worth asking, otherwise the tiers'."""
         asked = token_ids, namespace, num_computed_tokens, may_wait
         if self.workers.has_asked(token_ids, namespace):
             return self.workers.get_num_new_matched_tokens(*asked)
@@ -65,7 +65,7 @@ class EitherConnector(KvConnector):
     def start_load_kv(
         self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
     ) -> Load:
-        """Return what a worker has brought; if it is nothing, what the tiers have."""
+        """Return the KV that a worker has brought, or the tiers' if there is none."""
         asked = request_id, token_ids, namespace, num_computed_tokens, may_wait
         brought = self.workers.start_load_kv(*asked)
         if not brought.num_tokens:

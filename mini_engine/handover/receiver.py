@@ -42,12 +42,12 @@ class Senders(Protocol):
 
     @property
     def num_losses(self) -> int:
-        """How many senders have died, or had to be killed, so far."""
+        """The number of senders that have died, or had to be killed, so far."""
         ...
 
     @property
     def num_away(self) -> int:
-        """How many senders are missing now: lost, and not replaced."""
+        """The number of senders missing now: lost, and not replaced."""
         ...
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class ReceivingConnector(KvConnector):
 
     @property
     def stats(self) -> Sequence[TierStats]:
-        """What has been handed over, and what had to be computed here although it was asked for."""
+        """Counts of transfers and bytes, and of fallbacks: prompts computed here although a sender had been asked."""
         self.events["losses"] = self.senders.num_losses
         states = self.transfers.buffers.states
         num_bytes = (len(states) - states.count(State.FREE)) * self.stage.buffer_bytes
@@ -101,7 +101,7 @@ class ReceivingConnector(KvConnector):
         self.requests[request.id] = request
 
     def has_asked(self, token_ids: Sequence[int], namespace: Hashable) -> bool:
-        """Whether this text has been asked for, and has not been taken."""
+        """Return True if this text has been asked for and not yet been taken."""
         return self.asked.get((namespace, key_of(token_ids))) is not None
 
     def get_num_new_matched_tokens(
@@ -125,7 +125,7 @@ class ReceivingConnector(KvConnector):
     def start_load_kv(
         self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
     ) -> Load:
-        """Return what has arrived of the request's prompt. From now on it is this request's alone."""
+        """Return the blocks of the prompt that have arrived. From now on the transfer belongs to this request."""
         transfer = self.asked.pop((namespace, key_of(token_ids)), None)
         if transfer is None:
             return NOTHING
@@ -198,7 +198,7 @@ class ReceivingConnector(KvConnector):
         return Matched(0, load_async=True)
 
     def _usable(self, transfer: Transfer, num_computed_tokens: int) -> "ArrivedBlocks":
-        """Return what can be used of a transfer behind the tokens that the pool has now.
+        """Return the usable blocks of a transfer, after the tokens that the pool has now.
 
         It may have more than when the transfer was asked for, or less. Without its extras, none of it can be used.
         """
@@ -221,7 +221,7 @@ class ArrivedBlocks(Load):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the blocks hold."""
+        """The number of tokens in the blocks."""
         return (self.stop - self.start) * self.connector.block_size
 
     def into(self, request_id: str, blocks: Sequence[int]) -> None:

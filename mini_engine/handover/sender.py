@@ -32,7 +32,7 @@ class Sending:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything has been copied."""
+        """True if everything has been copied."""
         return self.num_filled == len(self.ask.buffers)
 
 

@@ -25,7 +25,7 @@ from mini_engine.kv.request_table import RequestTable
 
 @dataclass
 class StateHold:
-    """What a request has of the pool.
+    """The slots that a request holds in the pool.
 
     slots: its working slot, and behind it those of drafts that have not been committed, in order.
     num_computed: the tokens that the state of the request has seen.
@@ -73,7 +73,7 @@ class StateMemory(CacheMemory):
 
     @property
     def has_room(self) -> bool:
-        """Whether there is a slot for one more request."""
+        """True if there is a slot for one more request."""
         return len(self.free_slots) > self.num_spare
 
     def check_room(self) -> None:
@@ -109,7 +109,7 @@ class StateMemory(CacheMemory):
             self.keep(request_id, table)
 
     def chunk_end(self, request_id: str, start: int, stop: int) -> int:
-        """Return where a chunk from `start` to at most `stop` ends: at the first place to checkpoint, or at `stop`.
+        """Return the end of a chunk from `start`: the first place to checkpoint, or `stop`.
 
         Places are multiples of `interval`, counted from the text's beginning, and the request's `ends`. `start` itself
         is none: a chunk has at least one token. Without checkpoint slots there are no places.
@@ -182,7 +182,7 @@ class StateMemory(CacheMemory):
         return 0
 
     def coming(self, request_id: str, table: RequestTable, num_found: int) -> Iterable[int]:
-        """Return where the request's prompt will still be checkpointed."""
+        """Return the places at which the request's prompt will still be checkpointed."""
         if not self.states.max_track_slots:
             return []
         hold = self.holds[request_id]
@@ -199,7 +199,7 @@ class StateMemory(CacheMemory):
         self.checkpoints.drop(node)
 
     def _ends(self, num_tokens: int, num_found: int, num_known: int) -> list[int]:
-        """Return where a prompt of `num_tokens` is checkpointed, of which `num_found` were found and more are known.
+        """Return a prompt's checkpoint places. `num_found` of its tokens were found, `num_known` are in the tree.
 
         Behind what was found: where the prompt leaves what is stored, and at its last usable block.
         """

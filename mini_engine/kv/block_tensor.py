@@ -53,7 +53,7 @@ def allocate_layers(
 
 
 class PoolShape(Protocol):
-    """What a pool must know of a model: its config, or what has the same names."""
+    """The shape of a model as its pool sees it: a config, or any object with the same names."""
 
     @property
     def num_hidden_layers(self) -> int: ...

@@ -61,7 +61,7 @@ class CacheCoordinator(KvCoordinator):
 
     @property
     def has_room(self) -> bool:
-        """Whether the memory has room for one more request."""
+        """True if the memory has room for one more request."""
         return self.memory.has_room
 
     def most_beside(self, num_tokens: int) -> int:

@@ -41,7 +41,7 @@ class Load:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens it holds."""
+        """The number of tokens."""
         return 0
 
     def into(self, request_id: str, blocks: Sequence[int]) -> None:
@@ -49,7 +49,7 @@ class Load:
 
 
 class Text(Protocol):
-    """What a connector may know of a request: lesson 5's Request. token_ids: all that are known now."""
+    """A request as connectors see it: lesson 5's Request. token_ids: all that are known now."""
 
     id: str
     namespace: Hashable

@@ -54,7 +54,7 @@ class KvCoordinator:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request can begin, as far as that does not depend on blocks."""
+        """True if one more request can begin, as far as that does not depend on blocks."""
         return True
 
     def most_beside(self, num_tokens: int) -> int:
@@ -87,7 +87,7 @@ class KvCoordinator:
         """Ensure that the table can grow to `num_tokens` tokens. Raises OutOfBlocks, or does nothing."""
 
     def chunk_end(self, request_id: str, start: int, stop: int) -> int:
-        """Return where a chunk from `start` to at most `stop` should end."""
+        """Return the end of a chunk from `start`, at most `stop`."""
         return stop
 
     def announce_truncation(self, request_id: str, num_tokens: int) -> None:

@@ -13,7 +13,7 @@ from mini_engine.attention.contract import EVERY_KEY, Kernel
 
 
 class LayerCache(NamedTuple):
-    """What one layer writes and reads in a step.
+    """The tensors that one layer writes and reads in a step.
 
     k, v: `[num_blocks, block_size, H_kv, D]`.
     slots: `[T]` int64, where this step's K and V are written.
@@ -29,7 +29,7 @@ class LayerCache(NamedTuple):
 
 
 class DirectStore(Protocol):
-    """What a store offers beside `set_kv` and `attend` if `direct` is true.
+    """The tensors that a store offers, beside `set_kv` and `attend`, if `direct` is true.
 
     direct: K and V are stored as they are, so a layer may write them and run the kernel itself.
     kernel: reads the tensors in place.

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Leaf(Protocol):
-    """What a policy and the heap need to know about a node. Times are ticks of the tree's own counter.
+    """A node as a policy and the heap see it. Times are ticks of the tree's own counter.
 
     created: when its tokens were inserted. last_used: when they were last found or inserted.
     num_hits: how often they were found.

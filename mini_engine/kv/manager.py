@@ -123,7 +123,7 @@ class KvCacheManager:
         return table.row
 
     def chunk_end(self, request_id: str, start: int, stop: int) -> int:
-        """Return where a chunk of the request from `start` to at most `stop` should end."""
+        """Return the end of the request's chunk from `start`, at most `stop`."""
         return self.coordinator.chunk_end(request_id, start, stop)
 
     def commit(self, request_id: str, token_ids: Sequence[int], num_computed: int) -> None:

@@ -15,7 +15,7 @@ from mini_engine.kv.request_table import RequestTable
 
 
 class Lookup(Protocol):
-    """What a memory may ask of the tree."""
+    """The tree as a memory sees it."""
 
     def path(self, token_ids: bytes, namespace: Hashable) -> list[Node]: ...
 
@@ -23,7 +23,7 @@ class Lookup(Protocol):
 
 
 class CacheMemory:
-    """What requests need beside the blocks of their tables: in this class, nothing.
+    """Memory that requests need beside the blocks of their tables: in this class, none.
 
     Attributes:
         begins_everywhere: a request can begin behind every block of a stored prefix.
@@ -56,7 +56,7 @@ class CacheMemory:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request can begin."""
+        """True if one more request can begin."""
         return True
 
     def check_room(self) -> None:
@@ -72,7 +72,7 @@ class CacheMemory:
         """Go on behind the table's tokens: a connector has filled this memory too."""
 
     def chunk_end(self, request_id: str, start: int, stop: int) -> int:
-        """Return where a chunk from `start` to at most `stop` should end, so that the memory can be kept there."""
+        """Return the end of a chunk from `start`, at most `stop`, at which the memory can be kept."""
         return stop
 
     def commit(self, request_id: str, num_computed: int) -> bool:
@@ -105,7 +105,7 @@ class CacheMemory:
         return 0
 
     def coming(self, request_id: str, table: RequestTable, num_found: int) -> Iterable[int]:
-        """Return where one can begin, in tokens, once a running request has gone on; the other has found `num_found`.
+        """Return the places at which a request that found `num_found` tokens could begin once a running one has gone on.
 
         Here that is the end of the next block, if it will be stored and its first slot is in use: it is being computed.
         """
@@ -117,12 +117,12 @@ class CacheMemory:
 
     @property
     def num_evictable(self) -> int:
-        """How many of these blocks nothing else holds."""
+        """The number of these blocks that nothing else holds."""
         return 0
 
     @property
     def blocks_each(self) -> int:
-        """How many blocks are free, at most, when the tree gives up one of its own, that one included."""
+        """The most blocks that become free when the tree gives up one of its own, that one included."""
         return 1
 
     def trim(self, num_blocks: int) -> None:

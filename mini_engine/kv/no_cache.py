@@ -16,7 +16,7 @@ class ForwardMeta:
 
     @property
     def slot_mapping(self) -> Tensor:
-        """Where each token's K and V go: without a cache, to the token's own row of this step."""
+        """The destination of each token's K and V: without a cache, the token's own row of this step."""
         return self.positions
 
 

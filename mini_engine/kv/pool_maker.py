@@ -42,11 +42,11 @@ class PoolMaker:
         return KvPool(self.config, num_blocks, block_size, attend, self.dtype, self.device)
 
     def on(self, device: torch.device) -> Self:
-        """Return what makes such pools on another device."""
+        """Return a maker of such pools on another device."""
         other = copy(self)
         other.device = device
         return other
 
     def copier(self, pool: KvPool) -> CopyBlocks:
-        """Return what copies blocks of a pool that `make` has returned."""
+        """Return the block copier of a pool that `make` has returned."""
         return pool.copy_blocks

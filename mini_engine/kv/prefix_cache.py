@@ -53,7 +53,7 @@ class PrefixCache(Prefixes):
         return self.tree.num_blocks - self.tree.num_protected + self.memory.num_evictable
 
     def peek(self, token_ids: Sequence[int], namespace: Hashable, running: Mapping[str, RequestTable]) -> Found:
-        """Return what `begin` would find. The stored blocks that running requests have locked cost nothing to share.
+        """Return the prefix that `begin` would find. Stored blocks that running requests have locked cost nothing.
 
         More is coming if a running request is computing the next place that this one could begin at.
         """
@@ -86,7 +86,7 @@ class PrefixCache(Prefixes):
         return match.num_tokens
 
     def num_known(self, table: RequestTable) -> int:
-        """Return how many tokens of a table's key the tree has, also behind the last place to begin at."""
+        """Return how many tokens of a table's key the tree has, even after the last place to begin at."""
         return self.tree.peek(table.shared.key, table.shared.namespace).num_tokens
 
     def num_shared(self, table: RequestTable, num_tokens: int) -> int:
@@ -219,7 +219,7 @@ class PrefixCache(Prefixes):
             table.shared.num_whole = num_blocks
 
     def _writes_shared(self, table: RequestTable, num_tokens: int) -> bool:
-        """Whether the next token would be written into a block that has other holders."""
+        """Return True if the next token would be written into a block that has other holders."""
         index, offset = divmod(table.num_tokens, self.block_size)
         return bool(offset) and num_tokens > table.num_tokens and self.allocator.counts[table.blocks[index]] > 1
 
@@ -250,7 +250,7 @@ class PrefixCache(Prefixes):
     def _prefix_in_flight(
         self, whole: bytes, namespace: Hashable, num_found: int, running: Mapping[str, RequestTable]
     ) -> bool:
-        """Whether a running request will store a longer prefix of `whole` than the one found, with a place to begin."""
+        """Return True if a running request will store a longer prefix of `whole`, with a place to begin."""
         return any(
             table.shared.namespace == namespace
             and any(

@@ -52,7 +52,7 @@ class Prefixes:
         return 0
 
     def peek(self, token_ids: Sequence[int], namespace: Hashable, running: Mapping[str, RequestTable]) -> Found:
-        """Return what `begin` would find. Changes nothing."""
+        """Return the prefix that `begin` would find. Changes nothing."""
         return Found()
 
     def begin(self, table: RequestTable, token_ids: Sequence[int], namespace: Hashable) -> int:
@@ -60,7 +60,7 @@ class Prefixes:
         return 0
 
     def num_known(self, table: RequestTable) -> int:
-        """Return how many tokens of the request's prompt are cached, even if it could not begin behind all of them."""
+        """Return how many tokens of the request's prompt are cached, even if it could not begin after all of them."""
         return 0
 
     def num_shared(self, table: RequestTable, num_tokens: int) -> int:

@@ -37,7 +37,7 @@ class NoCounts:
 
 @dataclass
 class HitStats:
-    """How many tokens were looked up, and how many of them were found."""
+    """Counts of lookups and hits, in calls and in tokens."""
 
     num_lookups: int = 0
     num_hits: int = 0
@@ -96,7 +96,7 @@ class RadixTree:
 
     @property
     def num_evictable(self) -> int:
-        """How many blocks `evict` could free in total."""
+        """The number of blocks that `evict` could free in total."""
         with self.mutex:
             return self.num_blocks - self.num_protected
 
@@ -120,7 +120,7 @@ class RadixTree:
             return self._use(node)
 
     def peek(self, token_ids: Sequence[int] | bytes, namespace: Hashable = None) -> Peek:
-        """Return what `match` would find, without splitting, counting or marking anything as used."""
+        """Return the size of what `match` would find, without splitting, counting or marking anything as used."""
         key = key_of(token_ids)
         with self.mutex:
             node, depth, child, common = self._walk(key, namespace)

@@ -58,7 +58,7 @@ class Node:
 
     @property
     def is_evictable(self) -> bool:
-        """Whether this is an unlocked leaf that is still in the tree."""
+        """True if this is an unlocked leaf that is still in the tree."""
         return not self.locks and not self.children and self.parent is not None
 
     def path(self) -> "Iterator[Node]":
@@ -92,7 +92,7 @@ class Node:
 
 
 class Peek(NamedTuple):
-    """What a lookup would find: `num_tokens` tokens. `num_evictable` of their blocks are not locked by any request."""
+    """The result of a lookup: `num_tokens` tokens. `num_evictable` of their blocks are not locked by any request."""
 
     num_tokens: int
     num_evictable: int

@@ -24,6 +24,6 @@ class SharedPrefix:
     may_share_last: bool = False
 
     def begins_like(self, whole: bytes, num_tokens: int) -> bool:
-        """Whether `whole` has at least `num_tokens` tokens, and begins with the same ones as `key`."""
+        """Return True if `whole` has at least `num_tokens` tokens and begins with the same ones as `key`."""
         size = num_tokens * TOKEN_BYTES
         return size <= len(whole) and whole[:size] == self.key[:size]

@@ -55,7 +55,7 @@ class DraftChunk(Chunk):
 
     @property
     def samples(self) -> bool:
-        """Whether it feeds the request's newest token."""
+        """True if it feeds the request's newest token."""
         return self.stop - len(self.drafts) == len(self.request.token_ids)
 
     @property

@@ -1,4 +1,4 @@
-"""Lesson 15. What the prefix tree keeps of the window groups: a companion for some of its own blocks.
+"""Lesson 15. The prefix tree's share of the window groups: a companion for some of its own blocks.
 
     tree, group 0         7   2   9   4   6   3   1         every token, as in lesson 8
     windows               ·   ·   ·  11  15   ·   8         W - 1 tokens fit in 2 blocks: a request can begin
@@ -52,7 +52,7 @@ class KeptWindows:
         return first_visible(num_tokens // size * size, self.window) // size
 
     def num_usable(self, blocks: Sequence[int]) -> int:
-        """Return how many of the tree's `blocks`, a stored prefix, a request can begin behind.
+        """Return how many of the tree's `blocks`, a stored prefix, a request can begin after.
 
         The most for which each block has a companion that the next token sees: those from `first_block` on. It is 0
         if there is no other. From right to left, as in vLLM: a block without one rules out every end that needs it, so

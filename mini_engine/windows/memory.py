@@ -21,7 +21,7 @@ from mini_engine.windows.window_table import WindowTable
 
 @dataclass
 class WindowHold:
-    """What a request has of the window groups.
+    """The blocks that a request holds in the window groups.
 
     table: its blocks in them. main: its blocks in group 0, the manager's table.
     num_computed: tokens that have K and V. num_kept: blocks that the tree was offered companions for.
@@ -73,7 +73,7 @@ class WindowMemory(CacheMemory):
         return self.num_groups * -(-(self.kept.window - 1) // self.block_size)
 
     def num_needed(self, num_tokens: int, num_computed: int, num_held: int) -> int:
-        """Return how many more blocks of all groups a request needs at the most until `num_tokens` tokens are computed.
+        """Return how many more blocks of all groups a request needs at most until `num_tokens` tokens are computed.
 
         If one step is left, at most `max_step` tokens, nothing is freed before it ends: it needs every block from
         `kept.first_block` on. If more are left, the request frees blocks as it goes. Then it never holds more than
@@ -199,7 +199,7 @@ class WindowMemory(CacheMemory):
     # ---------------------------------------------------------------- where a request can begin
 
     def last(self, tree: Lookup, key: bytes, namespace: Hashable) -> int:
-        """Return how many tokens of `key` lie before the last place to begin in what the tree has of it."""
+        """Return how many tokens of `key` lie before the last place to begin in the part of it that is stored."""
         return self.kept.num_usable(tree.prefix(key, namespace)) * self.block_size
 
     def num_evictable_behind(self, tree: Lookup, key: bytes, namespace: Hashable) -> int:

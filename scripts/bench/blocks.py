@@ -23,7 +23,7 @@ STATM = Path("/proc/self/statm")  # Linux's count of this process's pages
 
 
 def contenders(ids: Sequence[int]) -> dict[tuple[str, str], Callable[[], object]]:
-    """Return what is measured, by task and layout. Both layouts hold the same bytes."""
+    """Return the measured calls, by task and layout. Both layouts hold the same bytes."""
     whole = torch.rand(BLOCKS, PARTS, *PART, dtype=torch.bfloat16)
     apart, together, out = [part.clone() for part in whole.unbind(1)], whole.unbind(1), whole[: len(ids)].clone()
     chosen, token = torch.tensor(ids), torch.ones(PARTS, *PART[1:], dtype=whole.dtype)
@@ -54,7 +54,7 @@ def resident() -> int:
 
 
 def untouched() -> list[dict]:
-    """Return what a pool takes when it is created, and when an eighth of it is written."""
+    """Return the memory of a pool when it is created, and when an eighth of it is written."""
     rows = []
     for name, make in (("torch.empty", torch.empty), ("torch.zeros", torch.zeros)):
         before, begun = resident(), time.perf_counter()
