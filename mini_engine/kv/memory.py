@@ -105,7 +105,7 @@ class CacheMemory:
         return 0
 
     def coming(self, request_id: str, table: RequestTable, num_found: int) -> Iterable[int]:
-        """Return the places at which a request that found `num_found` tokens could begin once a running one has gone on.
+        """Return places at which a request that found `num_found` tokens could begin once a running one has gone on.
 
         Here that is the end of the next block, if it will be stored and its first slot is in use: it is being computed.
         """
