@@ -1,8 +1,10 @@
 """Lesson 8. The coordinator of a manager that caches: it asks its three parts in turn, and knows the rules of none.
 
-prefixes     keeps KV after a request has ended, for prompts that begin alike: the radix tree
-memory       what a request needs beside its table: nothing here, a state in lesson 11, windows in lesson 15
-connector    other places where KV may be: none here, host memory and a disk in lesson 12, a process in lesson 19
+    prefixes     keeps KV after a request has ended, for prompts that begin alike: the radix tree
+    memory       what a request needs beside its table: nothing here, a state in lesson 11, windows in lesson 15
+    connector    other places where KV may be: none here, host memory and a disk in lesson 12, a process in lesson 19
+
+Each is a class whose methods find nothing and do nothing, so a later lesson overrides only what it needs.
 """
 
 import logging
@@ -51,7 +53,7 @@ class CacheCoordinator(KvCoordinator):
 
     @property
     def stats(self) -> Sequence[TierStats]:
-        """Statistics of each place behind the pool."""
+        """Statistics of each place below the pool."""
         return self.connector.stats
 
     @property
@@ -75,7 +77,7 @@ class CacheCoordinator(KvCoordinator):
     def cost(
         self, token_ids: Sequence[int], num_tokens: int, namespace: Hashable, tables: Mapping[str, RequestTable]
     ) -> Cost:
-        """Return the cost behind what the prefix cache has; wait for what is being computed, or is on its way.
+        """Return the cost after the cached prefix; wait for KV that is being computed, or is on its way.
 
         What is elsewhere may be fetched meanwhile, if that can be done without this request's blocks.
         """
@@ -99,7 +101,7 @@ class CacheCoordinator(KvCoordinator):
     def begin(
         self, request_id: str, token_ids: Sequence[int], namespace: Hashable, tables: Mapping[str, RequestTable]
     ) -> int:
-        """Begin behind what the prefix cache has, and behind what the connector brings. Its failure is as a miss."""
+        """Begin after the cached prefix, and after the KV that the connector brings; if it fails, that is a miss."""
         table, asked = tables[request_id], (token_ids, namespace)
         found = self._begin(request_id, table, *asked)
         may_wait = len(tables) == 1
@@ -111,14 +113,14 @@ class CacheCoordinator(KvCoordinator):
         return table.num_tokens
 
     def _begin(self, request_id: str, table: RequestTable, token_ids: Sequence[int], namespace: Hashable) -> int:
-        """Begin table and memory behind what the prefix cache has; return how many tokens that is."""
+        """Begin table and memory after the cached prefix; return how many tokens that has."""
         found = self.prefixes.begin(table, token_ids, namespace)
         known = found if self.memory.begins_everywhere else self.prefixes.num_known(table)
         self.memory.begin(request_id, len(token_ids), table, known)
         return found
 
     def _load(self, request_id: str, table: RequestTable, load: Load) -> bool:
-        """Put what the connector has behind the table's tokens, if there is room. Return True: nothing has failed."""
+        """Load the connector's KV after the table's tokens, if there is room. Return True: nothing has failed."""
         num_found, num_blocks = table.num_tokens, len(table.blocks)
         num_tokens = num_found + load.num_tokens
         self.memory.expect(request_id, num_tokens)

@@ -13,7 +13,7 @@ from mini_engine.kv.request_table import RequestTable
 
 
 class TierStats(NamedTuple):
-    """Statistics of a place behind the pool, since the start.
+    """Statistics of a place below the pool, since the start.
 
     name: of the place. num_bytes: that it holds now. events: how often each has happened; the names are its own.
     state: numbers that are true now, by names of its own.
@@ -30,7 +30,7 @@ class TierStats(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """KV behind a prompt's first tokens: of `num_tokens` tokens. load_async: it is on its way, so wait a step."""
+    """KV that follows a prompt's first tokens: of `num_tokens` tokens. load_async: it is on its way, so wait a step."""
 
     num_tokens: int = 0
     load_async: bool = False
@@ -100,7 +100,7 @@ class KvConnector:
     def start_load_kv(
         self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
     ) -> Load:
-        """Return the KV that is at hand behind the first tokens; the arguments are as above."""
+        """Return the KV that is at hand after the first tokens; the arguments are as above."""
         return NOTHING
 
     def save_kv(self, request_id: str, stored: Stored, is_kept: bool) -> None:

@@ -1,7 +1,7 @@
 """Lesson 8. The seam for models that need more than K and V of every token. Here: K and V are all that a request needs.
 
     for a running request      what it holds beside its table, and where its chunks should end
-    for a stored prefix        where in it a request can begin: behind every block, if K and V are all it needs
+    for a stored prefix        where in it a request can begin: after every block, if K and V are all it needs
     for the tree               the blocks that it holds beside its own
 
 Lesson 11's states and lesson 15's windows override what they need. A memory knows requests by their ids.
@@ -26,7 +26,7 @@ class CacheMemory:
     """Memory that requests need beside the blocks of their tables: in this class, none.
 
     Attributes:
-        begins_everywhere: a request can begin behind every block of a stored prefix.
+        begins_everywhere: a request can begin after every block of a stored prefix.
     """
 
     begins_everywhere = True
@@ -38,7 +38,7 @@ class CacheMemory:
         return 0
 
     def cost(self, num_tokens: int, num_found: int) -> int:
-        """Return how many blocks a request takes that begins behind `num_found` tokens and is promised room for all."""
+        """Return how many blocks a request takes that begins after `num_found` tokens and is promised room for all."""
         return 0
 
     def num_reserved(self, request_id: str, num_tokens: int) -> int:
@@ -63,13 +63,13 @@ class CacheMemory:
         """Raise OutOfBlocks unless one more request can begin."""
 
     def begin(self, request_id: str, num_tokens: int, table: RequestTable, num_known: int) -> None:
-        """Begin a prompt of `num_tokens` tokens behind those of its table. The cache has K and V of `num_known`."""
+        """Begin a prompt of `num_tokens` tokens after those of its table. The cache has K and V of `num_known`."""
 
     def expect(self, request_id: str, num_tokens: int) -> None:
         """Prepare to grow: the first `num_tokens` tokens come from a connector, and no step computes them."""
 
     def resume(self, request_id: str, table: RequestTable) -> None:
-        """Go on behind the table's tokens: a connector has filled this memory too."""
+        """Go on after the table's tokens: a connector has filled this memory too."""
 
     def chunk_end(self, request_id: str, start: int, stop: int) -> int:
         """Return the end of a chunk from `start`, at most `stop`, at which the memory can be kept."""
@@ -97,11 +97,11 @@ class CacheMemory:
     # ---------------------------------------------------------------- where a request can begin
 
     def last(self, tree: Lookup, key: bytes, namespace: Hashable) -> int:
-        """Return behind how many tokens of `key` a request can begin at most; the tree may have fewer of them."""
+        """Return after how many tokens of `key` a request can begin at most; the tree may have fewer of them."""
         return len(key) // TOKEN_BYTES
 
-    def num_evictable_behind(self, tree: Lookup, key: bytes, namespace: Hashable) -> int:
-        """Return how many of `num_evictable` blocks a request takes that begins behind `key`."""
+    def num_evictable_after(self, tree: Lookup, key: bytes, namespace: Hashable) -> int:
+        """Return how many of `num_evictable` blocks a request takes that begins after `key`."""
         return 0
 
     def coming(self, request_id: str, table: RequestTable, num_found: int) -> Iterable[int]:
@@ -135,7 +135,7 @@ class CacheMemory:
         """Forget what goes with these blocks: the node has lost them from its end."""
 
     def shorten(self, leaf: Node) -> int:
-        """Note that a text ends here now. Return how many more blocks go: no request can begin behind them."""
+        """Note that a text ends here now. Return how many more blocks go: no request can begin after them."""
         return 0
 
 

@@ -60,7 +60,7 @@ class PrefixCache(Prefixes):
         key = key_of(token_ids)
         usable = self._usable(key, namespace)
         found = self.tree.peek(usable, namespace)
-        num_evictable = found.num_evictable + self.memory.num_evictable_behind(self.tree, usable, namespace)
+        num_evictable = found.num_evictable + self.memory.num_evictable_after(self.tree, usable, namespace)
         in_flight = self._prefix_in_flight(self._whole(key), namespace, found.num_tokens, running)
         return Found(found.num_tokens, num_evictable, in_flight)
 

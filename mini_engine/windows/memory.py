@@ -202,7 +202,7 @@ class WindowMemory(CacheMemory):
         """Return how many tokens of `key` lie before the last place to begin in the part of it that is stored."""
         return self.kept.num_usable(tree.prefix(key, namespace)) * self.block_size
 
-    def num_evictable_behind(self, tree: Lookup, key: bytes, namespace: Hashable) -> int:
+    def num_evictable_after(self, tree: Lookup, key: bytes, namespace: Hashable) -> int:
         """Return how many evictable blocks a request takes that begins behind `key`."""
         blocks = tree.prefix(key, namespace)
         return self.kept.evictable_in(blocks[self.kept.first_block(len(blocks) * self.block_size) :])
