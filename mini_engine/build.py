@@ -36,6 +36,7 @@ from mini_engine.parts import (
 from mini_engine.values import shown
 
 if TYPE_CHECKING:
+    from mini_engine.handover.prefill import Built
     from mini_engine.ranks.processes import Ranks
 
 
@@ -68,12 +69,29 @@ def prefill_workers(path_or_hub_id: str | Path, config: EngineConfig, dtype: Any
         return
     from mini_engine.handover.opening import start_workers
 
-    workers = start_workers(resolve_checkpoint(path_or_hub_id), config, dtype, device)
+    workers = start_workers(resolve_checkpoint(path_or_hub_id), config, dtype, device, build_worker)
     try:
         yield workers
     except BaseException:
         workers.close()
         raise
+
+
+def build_worker(path: str, config: EngineConfig, dtype: str, device: str, block: Any, say: Any) -> "Built":
+    """Load the model in a prefill worker's process; return its engine, its connector and its layout (lesson 19)."""
+    from mini_engine.handover.opening import sending_connector
+    from mini_engine.handover.prefill import Built
+
+    model = load(path, dtype, device)
+    identity, ends = identity_of(model, config), []
+
+    def connect(storage: Storage) -> KvConnector:
+        ends.append(sending_connector(storage, config, identity, block, say))
+        return ends[0][0]
+
+    engine = assemble(with_layers(model, config.backend), config, connect=connect)
+    [(connector, layout)] = ends
+    return Built(engine, connector, layout)
 
 
 def build_engine(

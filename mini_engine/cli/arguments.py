@@ -1,12 +1,16 @@
 """Lesson 6. Options shared by the engine's commands. Imports torch only when it is needed."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from mini_engine.cli.parser import json_object, whole_number
+
+OWNED = re.compile(r"[\w-][\w.-]*/\w[\w.-]*")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -235,3 +239,12 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(pressed)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def model_names(model: str | None, given: str | None) -> list[str]:
+    """Return the model's names in the API: the given one, or its folder's name, preceded by owner/name for a hub id."""
+    if given or not model:
+        return [given or "pocket"]
+    path = Path(model)
+    name = path.resolve().name if path.name in ("", "..") else path.name
+    return [name or "model"] + [model] * bool(OWNED.fullmatch(model))

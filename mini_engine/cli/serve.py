@@ -9,11 +9,9 @@ import importlib
 import ipaddress
 import logging
 import os
-import re
 import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mini_engine.cli.arguments import (
@@ -21,6 +19,7 @@ from mini_engine.cli.arguments import (
     add_scheduler_options,
     add_template_option,
     load_llm,
+    model_names,
     scheduler_config,
 )
 from mini_engine.cli.parser import at_least, whole_number
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from mini_engine.server.server_config import ServerConfig
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
-OWNED = re.compile(r"[\w-][\w.-]*/\w[\w.-]*")
 log = logging.getLogger(__name__)
 
 NEEDED = (
@@ -255,15 +253,6 @@ def server_config(args: argparse.Namespace) -> "ServerConfig":
         grace_seconds=args.grace_seconds,
         chat_template_kwargs=checked_variables(args.chat_template_kwargs),
     )
-
-
-def model_names(model: str | None, given: str | None) -> list[str]:
-    """Return the model's names in the API: the given one, or its folder's name, preceded by owner/name for a hub id."""
-    if given or not model:
-        return [given or "pocket"]
-    path = Path(model)
-    name = path.resolve().name if path.name in ("", "..") else path.name
-    return [name or "model"] + [model] * bool(OWNED.fullmatch(model))
 
 
 def api_keys(args: argparse.Namespace) -> tuple[str, ...]:

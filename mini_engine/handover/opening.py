@@ -30,14 +30,22 @@ MIN_TOKENS = 64
 
 
 def start_workers(
-    path: str | Path, config: EngineConfig, dtype: str | torch.dtype, device: str | torch.device
+    path: str | Path,
+    config: EngineConfig,
+    dtype: str | torch.dtype,
+    device: str | torch.device,
+    build: Callable[..., Built],
 ) -> PrefillWorkers:
-    """Start the workers of an engine. They load their models while this process loads its own."""
+    """Start the workers of an engine. They load their models while this process loads its own.
+
+    Args:
+        build: `build_worker`, which each worker calls in its process.
+    """
     from mini_engine.distributed.routing.policy import PrefixScore
 
     block = SharedBlock(STAGE_BYTES if config.handover_bytes is None else config.handover_bytes)
-    build = partial(build_sender, str(path), worker_config(config), str(dtype).removeprefix("torch."), str(device))
-    return PrefillWorkers(build, config.prefill_workers, block, PrefixScore(0.3), config.block_size)
+    there = partial(build, str(path), worker_config(config), str(dtype).removeprefix("torch."), str(device))
+    return PrefillWorkers(there, config.prefill_workers, block, PrefixScore(0.3), config.block_size)
 
 
 def worker_config(config: EngineConfig) -> EngineConfig:
@@ -61,30 +69,14 @@ def worker_config(config: EngineConfig) -> EngineConfig:
     )
 
 
-def build_sender(
-    path: str, config: EngineConfig, dtype: str, device: str, block: SharedBlock, say: Callable[[Any], None]
-) -> Built:
-    """Load the model in a worker's process and return its engine, its connector and its layout."""
-    from mini_engine.build import assemble
-    from mini_engine.loading import load
-    from mini_engine.parts import with_layers
-    from mini_engine.tiers.opening import identity_of
-
-    model = load(path, dtype, device)
-    identity = identity_of(model, config)
-    ends: list[tuple[SendingConnector, Layout]] = []
-
-    def connect(storage: Storage) -> SendingConnector:
-        blocks, extras = copiers(storage, OWN_POOLS)
-        layout = layout_of(identity, blocks, extras)
-        stage = stage_over(block, blocks.payload_bytes)
-        connector = SendingConnector(stage, blocks, config.block_size, extras, say)
-        ends.append((connector, layout))
-        return connector
-
-    engine = assemble(with_layers(model, config.backend), config, connect=connect)
-    [(connector, layout)] = ends
-    return Built(engine, connector, layout)
+def sending_connector(
+    storage: Storage, config: EngineConfig, identity: Identity, block: SharedBlock, say: Callable[[Any], None]
+) -> tuple[SendingConnector, Layout]:
+    """Return the connector of a worker's engine over the stage in `block`, and its layout."""
+    blocks, extras = copiers(storage, OWN_POOLS)
+    stage = stage_over(block, blocks.payload_bytes)
+    connector = SendingConnector(stage, blocks, config.block_size, extras, say)
+    return connector, layout_of(identity, blocks, extras)
 
 
 def receiving_connector(

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from mini_engine import LLM
-from mini_engine.build import build_engine
+from mini_engine.build import build_engine, build_worker
 from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.distributed.routing.policy import PrefixScore
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
-from mini_engine.handover.opening import build_sender, worker_config
+from mini_engine.handover.opening import worker_config
 from mini_engine.handover.protocol import Ended, Filled
 from mini_engine.handover.restart import workers_of
 from mini_engine.handover.stage import State
@@ -171,7 +171,7 @@ def engine_with(build=None, name="pocket", num_workers=1, theirs=None, **options
     path = str(shipped_checkpoint(theirs.pop("name", name)))
     dtype = theirs.pop("dtype", "float32")
     other = EngineConfig(prefill_workers=num_workers, handover_min_tokens=0, **OPTIONS | options | theirs)
-    usual = partial(build_sender, path, worker_config(other), dtype, "cpu")
+    usual = partial(build_worker, path, worker_config(other), dtype, "cpu")
     block = SharedBlock(config.handover_bytes or 2**24)
     workers = PrefillWorkers(build(usual) if build else usual, num_workers, block, PrefixScore(0.3), BLOCK)
     processes = [handle.process for handle in workers.handles.values()]

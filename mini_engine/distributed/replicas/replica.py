@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from prometheus_client import ProcessCollector
 
-from mini_engine.cli.arguments import load_llm, scheduler_config
-from mini_engine.cli.serve import model_names
+from mini_engine.cli.arguments import load_llm, model_names, scheduler_config
 from mini_engine.distributed.replicas.wire import FormGrammar
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.jobs import Job
