@@ -1,4 +1,4 @@
-"""Lesson 12. Copies blocks from a GPU to host memory beside the steps that follow, so that no step waits for PCIe.
+"""Lesson 12. Copies blocks from a GPU to host memory beside the steps that follow, so that saving holds up none.
 
     compute stream   step n writes K and V │ gather │ step n + 1 …
     side stream                                     └─ copy to pinned memory

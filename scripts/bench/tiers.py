@@ -4,7 +4,7 @@
     chats   chats whose prefixes exceed the pool four times: the pool alone, with host memory, with a disk
     swap    time to the next token of a preempted request: its blocks computed again, or copied back
     gaps    time between the tokens of running requests while the disk is written and read, and while it is not
-    saves   time of a prompt's steps without tiers, with blocks copied within the steps, and beside them in a thread
+    saves   time of a prompt's steps without tiers, with blocks read within the steps, and with blocks read beside them
     copies  time to copy a step's blocks out of the pool, in two ways, and back
     compact what a pool full of holes can place, and what moving its blocks together changes
     line    bytes/s against tokens/s: where bringing back wins, and where this machine stands
@@ -49,6 +49,9 @@ def add_arguments(parser) -> None:
     """Add this suite's options."""
     add_checkpoint(parser)
     add_choice(parser, "parts", PARTS)
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="of all parts but compact (default: cpu)"
+    )
 
 
 def run(args: Namespace) -> Report:
