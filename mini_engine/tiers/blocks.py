@@ -53,7 +53,7 @@ class BlockBytes:
         if self.device.type != "cpu":
             return [memoryview(row) for row in self.gather(blocks, self.empty(len(blocks))).cpu().numpy()]
         rows = [tensor.flatten(1).view(torch.uint8).numpy() for tensor in self.tensors]
-        return [bytearray().join([row[block] for row in rows]) for block in blocks]  # with one thread, which is enough
+        return [bytearray().join([row[block] for row in rows]) for block in blocks]  # threads would wait for each other
 
     def empty(self, num_blocks: int) -> Tensor:
         """Return room for the payloads of so many blocks, on the pool's device: `[num_blocks, payload_bytes]` uint8."""
