@@ -36,6 +36,11 @@ class Background(Generic[ItemT]):
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the queue would take an item now. Only `offer` can fill it."""
+        return not (self.closed or self.items.full())
+
     def offer(self, item: ItemT) -> bool:
         """Put an item in the queue. Return False, and drop it, if the queue is full or closed."""
         try:

@@ -20,30 +20,54 @@ class BlockBytes:
     """Reads and writes whole blocks of a pool's tensors as bytes.
 
     Args:
-        tensors: `[num_blocks, …]` each, in the order of the payload: K0, V0, K1, V1, …, and scales if there are any.
+        parts: the pool's lists of one tensor per layer, `[num_blocks, …]` each: K, V, and scales if there are any. They
+            are looked up at each call: a pool that shrinks puts new tensors into its lists.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = list(tensors)
+    def __init__(self, *parts: Sequence[Tensor]) -> None:
+        self.parts = parts
         self.sizes = [tensor[0].nbytes for tensor in self.tensors]
 
     @classmethod
     def of_pool(cls, pool: KvPool) -> "BlockBytes":
         """Return the blocks of lesson 3's pool."""
-        return cls([tensor for both in zip(pool.K, pool.V, strict=True) for tensor in both])
+        return cls(pool.K, pool.V)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The pool's tensors in the order of the payload: K of layer 0, V of layer 0, K of layer 1, …"""
+        return [tensor for layer in zip(*self.parts, strict=True) for tensor in layer]
 
     @property
     def payload_bytes(self) -> int:
         """Size of one block in all layers."""
         return sum(self.sizes)
 
-    @torch.inference_mode()
-    def read(self, blocks: Sequence[int]) -> list[memoryview]:
+    @property
+    def device(self) -> torch.device:
+        """Where the pool is."""
+        return self.parts[0][0].device
+
+    def read(self, blocks: Sequence[int]) -> Sequence[Bytes]:
         """Return a copy of each block's bytes, `payload_bytes` each."""
-        index = torch.tensor(blocks, dtype=torch.int64, device=self.tensors[0].device)
+        if self.device.type != "cpu":
+            return [memoryview(row) for row in self.gather(blocks, self.empty(len(blocks))).cpu().numpy()]
+        rows = [tensor.flatten(1).view(torch.uint8).numpy() for tensor in self.tensors]
+        return [bytearray().join([row[block] for row in rows]) for block in blocks]  # threads would wait for each other
+
+    def empty(self, num_blocks: int) -> Tensor:
+        """Return room for the payloads of so many blocks, on the pool's device: `[num_blocks, payload_bytes]` uint8."""
+        return torch.empty(num_blocks, self.payload_bytes, dtype=torch.uint8, device=self.device)
+
+    @torch.inference_mode()
+    def gather(self, blocks: Sequence[int], out: Tensor) -> Tensor:
+        """Copy blocks to `out`, `[len(blocks), payload_bytes]` uint8 on the pool's device, and return it.
+
+        On a GPU the call returns before the copy is done.
+        """
+        index = torch.tensor(blocks, dtype=torch.int64, pin_memory=out.is_cuda).to(self.device, non_blocking=True)
         rows = [tensor.index_select(0, index).flatten(1).view(torch.uint8) for tensor in self.tensors]
-        whole = torch.cat(rows, dim=1).cpu().numpy()
-        return [memoryview(row) for row in whole]
+        return torch.cat(rows, dim=1, out=out)
 
     @torch.inference_mode()
     def write(self, blocks: Sequence[int], payloads: Sequence[Bytes]) -> None:

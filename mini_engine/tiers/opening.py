@@ -14,10 +14,12 @@ from mini_engine.checkpoint.stored import Stored
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
 from mini_engine.model.causal_lm import CausalLM
+from mini_engine.tiers.blocks import BlockBytes
 from mini_engine.tiers.break_even import BreakEven, measured_copy, measured_disk, measured_rate
 from mini_engine.tiers.companions import CompanionMaker
+from mini_engine.tiers.copies import beside_steps
 from mini_engine.tiers.keys import Identity, config_digest
-from mini_engine.tiers.store import Blocks, BlockStore, MinTokens
+from mini_engine.tiers.store import Blocks, BlockStore, InStep, MinTokens, Reader
 from mini_engine.tiers.tiers import MAX_WAITING, Tiers
 
 HOST_BYTES = 2**28
@@ -88,13 +90,23 @@ def open_tiers(
             param="kv_host_bytes",
         )
     tiers = Tiers.of_size(directory, host_bytes, disk_bytes, key_file, companions.num_each * MAX_WAITING)
+    reader = reader_for(blocks, tiers)
     if config.kv_always:
-        return BlockStore(tiers, blocks, identity)
+        return BlockStore(tiers, blocks, identity, reader=reader)
     rate = measured_rate(prefill, PROBE_TOKENS)
     found = break_evens(rate, directory, blocks, config.block_size, companions.num_bytes)
     min_tokens = MinTokens(**{tier: one.num_tokens for tier, one in found.items()})
     log.info("bringing KV back pays from %s tokens on", min_tokens)
-    return BlockStore(tiers, blocks, identity, min_tokens)
+    return BlockStore(tiers, blocks, identity, min_tokens, reader)
+
+
+def reader_for(blocks: Blocks, tiers: Tiers) -> Reader:
+    """Return what reads blocks for the tiers: beside the steps if this process has them on a GPU."""
+    if not isinstance(blocks, BlockBytes) or blocks.device.type != "cuda":
+        return InStep(blocks)
+    reader = beside_steps(blocks)
+    tiers.feeders.append(reader.copier)
+    return reader
 
 
 def break_evens(

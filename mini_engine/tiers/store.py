@@ -1,8 +1,8 @@
 """Lesson 12. A pool's blocks in the tiers: saves whole blocks under their keys, and finds them again."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
@@ -11,6 +11,8 @@ from mini_engine.tiers.records import Bytes, Record, Wanted
 from mini_engine.tiers.tiers import Tiers
 
 RECENT_TEXTS = 64
+
+Keep = Callable[[Sequence[Bytes]], None]
 
 
 class Blocks(Protocol):
@@ -22,6 +24,25 @@ class Blocks(Protocol):
     def read(self, blocks: Sequence[int]) -> Sequence[Bytes]: ...
 
     def write(self, blocks: Sequence[int], payloads: Sequence[Bytes]) -> None: ...
+
+
+class Reader(Protocol):
+    """Reads blocks that are to be saved: `InStep`, or on a GPU `BesideSteps`."""
+
+    def read(self, blocks: Sequence[int], keep: Keep) -> None:
+        """Read blocks as they are now, and hand their payloads to `keep`: before this returns, or later in a thread."""
+        ...
+
+
+class InStep:
+    """Reads blocks within the step, as is right where the pool is in host memory."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.blocks = blocks
+
+    def read(self, blocks: Sequence[int], keep: Keep) -> None:
+        """Read blocks and hand their payloads to `keep`."""
+        keep(self.blocks.read(blocks))
 
 
 class MinTokens(NamedTuple):
@@ -69,10 +90,19 @@ class BlockStore:
     Args:
         tiers: where records are kept. blocks: copies the pool's blocks. identity: what the keys are bound to.
         min_tokens: from how many on it pays to bring tokens back; by default always.
+        reader: reads blocks that are to be saved; by default within the step.
     """
 
-    def __init__(self, tiers: Tiers, blocks: Blocks, identity: Identity, min_tokens: MinTokens = ALWAYS) -> None:
+    def __init__(
+        self,
+        tiers: Tiers,
+        blocks: Blocks,
+        identity: Identity,
+        min_tokens: MinTokens = ALWAYS,
+        reader: Reader | None = None,
+    ) -> None:
         self.tiers, self.blocks, self.identity, self.min_tokens = tiers, blocks, identity, min_tokens
+        self.reader = reader or InStep(blocks)
         self.traffic = Traffic()
         self._recent = lru_cache(RECENT_TEXTS, typed=True)(self._new_prefix)
 
@@ -84,7 +114,9 @@ class BlockStore:
         return self._recent(namespace, tokens[: len(tokens) // width * width], width)
 
     def save(self, prefix: Prefix, blocks: Sequence[int], start: int, more: Sequence[tuple[int, Record]] = ()) -> None:
-        """Copy the blocks of a prefix from index `start` on, unless host memory has them already.
+        """Have the blocks of a prefix copied from index `start` on, unless host memory has them already.
+
+        What is written to them from now on does not change the copies, even if these are not complete yet.
 
         Args:
             blocks: the prefix's first blocks, whose KV is complete.
@@ -93,11 +125,10 @@ class BlockStore:
         """
         stop = min(len(blocks), len(prefix))
         new = [index for index in range(start, stop) if prefix.keys[index + 1] not in self.tiers.host]
-        payloads = self.blocks.read([blocks[index] for index in new]) if new else ()
-        records = [(index, Record(*prefix.part(index), payload)) for index, payload in zip(new, payloads, strict=True)]
-        for _, record in sorted([*records, *more], key=lambda both: both[0]):
-            self.tiers.put(record)
-        self.traffic.saved_tokens += len(new) * self.identity.block_size
+        if new:
+            self.reader.read([blocks[index] for index in new], partial(self._keep, prefix, new, more))
+        else:
+            self._keep(prefix, new, more, ())
 
     def wanted(self, prefix: Prefix, start: int, stop: int) -> list[Wanted]:
         """Return what to ask for, of blocks start … stop - 1: what the tiers have without a gap, as far as it pays.
@@ -137,6 +168,16 @@ class BlockStore:
         """Copy records into blocks."""
         self.blocks.write(blocks, [record.payload for record in records])
         self.traffic.restored_tokens += len(blocks) * self.identity.block_size
+
+    def _keep(
+        self, prefix: Prefix, indices: Sequence[int], more: Sequence[tuple[int, Record]], payloads: Sequence[Bytes]
+    ) -> None:
+        """Hand what was read of a prefix's blocks to the tiers, and the records that go with them."""
+        blocks = zip(indices, payloads, strict=True)
+        records = [(index, Record(*prefix.part(index), payload)) for index, payload in blocks]
+        for _, record in sorted([*records, *more], key=lambda both: both[0]):
+            self.tiers.put(record)
+        self.traffic.saved_tokens += len(records) * self.identity.block_size
 
     def _new_prefix(self, namespace: Hashable, tokens: bytes, width: int) -> Prefix:
         try:

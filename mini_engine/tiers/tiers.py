@@ -10,7 +10,7 @@ when that is in host memory.
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import Any, Protocol
 
 from mini_engine.kv.connector import TierStats
 from mini_engine.tiers.background import Background
@@ -64,12 +64,14 @@ class Tiers:
     Attributes:
         num_found: records found so far, by tier: "host" and "disk".
         num_missing: blocks of admitted prompts that no tier was asked for: none has them, or it would not pay.
+        feeders: threads that call `put`; `flush` waits for them first.
     """
 
     def __init__(self, host: HostTier, disk: Store, max_waiting: int = MAX_WAITING) -> None:
         self.host, self.disk = host, disk
         self.writer: Background[Record] = Background("kv-tier-writer", self._write, max_waiting)
         self.reader: Background[Wanted] = Background("kv-tier-reader", self._read, max_waiting)
+        self.feeders: list[Background[Any]] = []
         self.coming: set[bytes] = set()
         self.asked: set[bytes] = set()
         self.mutex = Lock()
@@ -143,12 +145,13 @@ class Tiers:
 
     def flush(self, seconds: float = CLOSE_SECONDS) -> bool:
         """Wait until everything handed over is written. Return whether it is."""
-        return self.writer.flush(seconds)
+        return all(thread.flush(seconds) for thread in (*self.feeders, self.writer))
 
     def close(self) -> None:
         """Write what is waiting and end the threads."""
         self.reader.close(0.0)
-        self.writer.close(CLOSE_SECONDS)
+        for thread in (*self.feeders, self.writer):
+            thread.close(CLOSE_SECONDS)
 
     def _write(self, record: Record) -> None:
         self.disk.put(record)

@@ -4,6 +4,8 @@
     chats   chats whose prefixes exceed the pool four times: the pool alone, with host memory, with a disk
     swap    time to the next token of a preempted request: its blocks computed again, or copied back
     gaps    time between the tokens of running requests while the disk is written and read, and while it is not
+    saves   time of a prompt's steps without tiers, with blocks read within the steps, and with blocks read beside them
+    copies  time to copy a step's blocks out of the pool, in two ways, and back
     compact how much a pool full of holes can place, and the effect of moving its blocks together
     line    bytes/s against tokens/s: where loading wins, and where this machine stands
 
@@ -26,6 +28,7 @@ from scripts.bench.runs import ours, watch
 from scripts.bench.tiers_compact import compact_rows
 from scripts.bench.tiers_engine import BLOCK, Row, make_engine, prompt_of, row, row_of, seconds_to_first_token, store_of
 from scripts.bench.tiers_gaps import gap_rows
+from scripts.bench.tiers_saves import copy_rows, save_rows
 from scripts.bench.turns import Timing
 
 from mini_engine.engine.engine import Engine
@@ -37,7 +40,7 @@ from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.tiers.break_even import measured_rate
 from mini_engine.tiers.opening import PROBE_TOKENS, break_evens
 
-PARTS = ("first", "chats", "swap", "gaps", "compact", "line")
+PARTS = ("first", "chats", "swap", "gaps", "saves", "copies", "compact", "line")
 LENGTH = 4096  # tokens of a long prompt
 CHATS, TURNS, OPENING, TURN, NEW = 8, 3, 512, 32, 4
 COMPUTED = "computed"
@@ -47,6 +50,9 @@ def add_arguments(parser) -> None:
     """Add this suite's options."""
     add_checkpoint(parser)
     add_choice(parser, "parts", PARTS)
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="of all parts but compact (default: cpu)"
+    )
 
 
 def run(args: Namespace) -> Report:
@@ -57,6 +63,8 @@ def run(args: Namespace) -> Report:
         "chats": chat_rows,
         "swap": swap_rows,
         "gaps": gap_rows,
+        "saves": save_rows,
+        "copies": copy_rows,
         "compact": compact_rows,
         "line": line_rows,
     }

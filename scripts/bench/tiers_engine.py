@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 def make_engine(args: Namespace, tokens: int, folder: Path | None = None, host: int | None = None) -> Engine:
     """Return an engine whose pool holds `tokens` tokens; with a folder or `host` bytes it has tiers."""
-    model = build.load(args.checkpoint, args.dtype, "cpu")
+    model = build.load(args.checkpoint, args.dtype, args.device)
     return build.build_engine(
         model,
         num_blocks=1 + -(-tokens // BLOCK),

@@ -125,6 +125,16 @@ def test_a_pool_shrinks_to_what_is_held_and_hands_out_no_block_beyond(model):
     assert sorted(manager.allocator.free_blocks) == [1, 2, 3]
 
 
+def test_the_tiers_follow_a_pool_that_shrinks(model, cold):
+    engine = build_engine(model, backend="reference", num_blocks=60, kv_host_bytes=2**24, kv_always=True)
+    manager = engine.scheduler.manager
+    shrink(manager, engine.runner.pool, 40)
+    assert answers(engine) == cold
+    manager.prefixes.clear()
+    assert answers(engine) == cold, "what was saved is what the smaller pool held, and it comes back there"
+    assert manager.connector.block_store.traffic.restored_tokens == 3 * 32
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [

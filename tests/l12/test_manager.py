@@ -36,8 +36,8 @@ FAMILIES = [random.Random(seed).choices(range(2), k=60) for seed in range(3)]
 class World:
     """A manager with tiers, the pool's cells, and what each request has computed."""
 
-    def __init__(self, directory=None, host_bytes=10**6, min_tokens=ALWAYS):
-        self.cells = Cells()
+    def __init__(self, directory=None, host_bytes=10**6, min_tokens=ALWAYS, cells=None):
+        self.cells = cells or Cells()
         self.tiers = Tiers.of_size(directory, host_bytes, 10**7)
         self.store = BlockStore(self.tiers, self.cells, IDENTITY, min_tokens)
         connector = TierConnector(self.store)
@@ -306,8 +306,11 @@ class Machine(RuleBasedStateMachine):
     def start(self, host, disk):
         self.folder = tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True)
         self.host, self.directory = host, Path(self.folder.name) if disk else None
-        self.world = World(self.directory, host)
+        self.world = self.new_world()
         self.count = 0
+
+    def new_world(self):
+        return World(self.directory, self.host)
 
     def name(self):
         self.count += 1
@@ -358,7 +361,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def restart(self):
         self.world.close()
-        self.world = World(self.directory, self.host)
+        self.world = self.new_world()
 
     @invariant()
     def every_request_reads_its_own_text(self):

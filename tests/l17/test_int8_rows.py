@@ -171,7 +171,7 @@ def test_copies_and_records_move_scales_with_their_rows():
     for layer in range(2):
         assert torch.equal(stored(pool, layer, [8, 9, 10, 11])[0], unpack(pack(k), 18)), "block 1 is now in block 2"
     other = make_pool()
-    blocks = [BlockBytes([x for both in zip(p.K, p.V, strict=True) for x in both]) for p in (pool, other)]
+    blocks = [BlockBytes(p.K, p.V) for p in (pool, other)]
     assert blocks[0].payload_bytes == 4 * bytes_per_token(CONFIG, INT8), "a record holds integers and scales"
     blocks[1].write([3], blocks[0].read([2]))
     for layer in range(2):

@@ -1,0 +1,321 @@
+"""Lesson 12. Copies beside the steps: whatever is evicted, handed out or written meanwhile, what is saved is right."""
+
+import threading
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from mini_engine.build import build_engine
+from mini_engine.engine.offline import generate_all
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.loading import load
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.tiers.background import Background
+from mini_engine.tiers.blocks import BlockBytes
+from mini_engine.tiers.copies import BesideSteps, Copy, beside_steps
+from mini_engine.tiers.records import Kind
+from tests.l11.models import ask, check_nothing_is_lost, drain, greedy, hybrid
+from tests.l12.cells import SIZE
+from tests.l12.device import DeviceCells, HeldCopier, SlowStream
+from tests.l12.test_manager import Machine, World, evict_all
+from tests.support import some_ids, thorough
+
+TEXT = list(range(3 * SIZE + 2))
+OTHER = list(range(100, 100 + 3 * SIZE))
+PROMPTS = [[(7 * i * start + i) % 500 + 20 for i in range(40)] for start in (1, 2, 3)]
+
+
+class SlowWorld(World):
+    """A world on a device, whose blocks are read beside its steps."""
+
+    def __init__(self, directory=None, host_bytes=10**6, eager=False, num_room=10**6, streams=None):
+        self.main, self.side = SlowStream(), SlowStream(eager)
+        super().__init__(directory, host_bytes, cells=DeviceCells(self.main))
+        self.copier = HeldCopier(num_room)
+        self.tiers.feeders.append(self.copier)
+        both = streams(self.main, self.side) if streams else (self.main, self.side)
+        self.store.reader = BesideSteps(self.cells, lambda: both, self.copier)
+
+    def arrive(self):
+        """Let all copies arrive."""
+        self.copier.close(0.0)
+
+
+@pytest.fixture
+def world():
+    world = SlowWorld()
+    yield world
+    world.close()
+
+
+class Unordered(SlowStream):
+    """A stream that waits for no other one."""
+
+    def wait(self, mark):
+        pass
+
+
+class Unwaited(SlowStream):
+    """A stream that no thread waits for."""
+
+    def record(self):
+        mark = super().record()
+        mark.synchronize = lambda: None
+        return mark
+
+
+RIGHT = {
+    "a side stream that is slow": lambda compute, side: (compute, SlowStream()),
+    "a side stream that is fast": lambda compute, side: (compute, SlowStream(eager=True)),
+}
+WRONG = {
+    "the gather is in the side stream": lambda compute, side: (side, side),
+    "the copy does not wait for the gather": lambda compute, side: (compute, Unordered(eager=True)),
+    "the copy is handed on before it is done": lambda compute, side: (compute, Unwaited()),
+}
+
+
+def saved(world, namespace):
+    """Save a text's blocks, hand them to another text while the copy runs; return what host memory has of the first."""
+    world.begin("a", TEXT, namespace)
+    world.end("a")
+    held = world.manager.allocator.alloc_blocks(world.manager.allocator.num_free)
+    evict_all(world)
+    assert world.begin("b", OTHER) == 0, "it has the first text's blocks"
+    world.manager.allocator.free(held)
+    world.copier.finish_one()
+    return [bytes(record.payload) for record in world.tiers.host.records.values()]
+
+
+def right(namespace):
+    """Return what host memory has of the text if blocks are read within the step."""
+    world = World()
+    world.begin("a", TEXT, namespace)
+    payloads = [bytes(record.payload) for record in world.tiers.host.records.values()]
+    world.close()
+    return payloads
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_blocks_that_are_written_again_meanwhile_are_saved_as_they_were(name):
+    world = SlowWorld(streams=RIGHT[name])
+    found = saved(world, name)
+    assert found == right(name), "what is saved is not what the blocks held when they were handed over"
+    world.close()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_order_and_each_wait_is_needed(name):
+    """On a device that does not keep one of them, another text's K and V are saved, or nothing's."""
+    world = SlowWorld(streams=WRONG[name])
+    found, want = saved(world, name), right(name)
+    assert len(found) == len(want) == 3 and found != want
+    world.main.drain()
+    world.close()
+
+
+def test_a_block_is_not_found_before_its_copy_has_arrived(world):
+    world.begin("a", TEXT)
+    world.end("a")
+    evict_all(world)
+    assert world.begin("b", TEXT) == 0, "neither the pool nor host memory has it: it is computed again"
+    assert world.store.traffic.saved_tokens == 0
+    world.end("b")
+    world.arrive()
+    evict_all(world)
+    assert world.store.traffic.saved_tokens > 0 and world.begin("c", TEXT) == 12
+    assert world.store.traffic.restored_tokens == 12
+
+
+def test_with_too_many_copies_on_their_way_a_step_reads_blocks_itself():
+    world = SlowWorld(num_room=1)
+    world.begin("a", TEXT)
+    assert len(world.tiers.host) == 0 and not world.copier.has_room
+    world.begin("b", OTHER)
+    assert len(world.tiers.host) == 3, "a block that is not copied later is copied now: none is lost"
+    world.close()
+    assert len(world.tiers.host) == 6
+
+
+def test_a_copy_that_fails_saves_nothing_and_ends_no_other(caplog):
+    world = SlowWorld()
+    world.tiers.feeders.remove(world.copier)
+    world.store.reader.copier = copier = Background("copier", Copy.finish, 4)
+    world.tiers.feeders.append(copier)
+
+    def broken():
+        raise RuntimeError("an illegal memory access was encountered")
+
+    world.side.submit(broken)
+    world.begin("a", TEXT)
+    assert world.tiers.flush() and len(world.tiers.host) == 0
+    world.begin("b", OTHER)
+    assert world.tiers.flush() and len(world.tiers.host) == 3
+    world.end("a")
+    world.end("b")
+    evict_all(world)
+    assert (world.begin("c", TEXT), world.begin("d", OTHER)) == (0, 8)
+    assert "copier failed" in caplog.text
+    world.close()
+
+
+def test_closing_the_tiers_writes_what_is_on_its_way(tmp_path):
+    world = SlowWorld(tmp_path)
+    world.begin("a", TEXT)
+    assert len(world.tiers.disk) == 0
+    world.close()
+    assert len(world.tiers.disk) == 3
+    second = World(tmp_path)
+    assert second.begin("a", TEXT) == 12
+    second.close()
+
+
+class SlowMachine(Machine):
+    """All that happens to a manager with tiers happens while copies are on their way, and some of these fail."""
+
+    @initialize(
+        host=st.sampled_from([0, 200, 10**6]),
+        disk=st.booleans(),
+        eager=st.booleans(),
+        num_room=st.sampled_from([1, 3, 10**6]),
+    )
+    def start(self, host, disk, eager, num_room):
+        self.device = {"eager": eager, "num_room": num_room}
+        super().start(host, disk)
+
+    def new_world(self):
+        return SlowWorld(self.directory, self.host, **self.device)
+
+    @rule(side=st.booleans(), count=st.integers(1, 20))
+    def run(self, side, count):
+        stream = self.world.side if side else self.world.main
+        while count and stream.can_run:
+            stream.run_one()
+            count -= 1
+
+    @precondition(lambda self: self.world.copier.copies)
+    @rule(fails=st.booleans())
+    def arrive(self, fails):
+        if fails:
+            self.world.copier.copies.popleft()
+        else:
+            self.world.copier.finish_one()
+
+
+TestSlowMachine = SlowMachine.TestCase
+TestSlowMachine.settings = settings(max_examples=thorough(40, 12), stateful_step_count=40)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_gather_has_the_bytes_of_each_block_in_the_layout_of_a_payload(dtype):
+    k, v = ([torch.randn(6, 4, 2, width).to(dtype) for _ in range(3)] for width in (8, 5))
+    blocks = BlockBytes(k, v)
+    gathered = blocks.gather([4, 1, 4], blocks.empty(3))
+    want = [
+        b"".join(x[at].view(torch.uint8).numpy().tobytes() for both in zip(k, v, strict=True) for x in both)
+        for at in (4, 1, 4)
+    ]
+    assert [row.numpy().tobytes() for row in gathered] == want == [bytes(one) for one in blocks.read([4, 1, 4])]
+
+
+# A whole engine
+
+
+class AtOnce:
+    """The stream of steps on a CPU: work is done when it is submitted."""
+
+    def submit(self, work):
+        work()
+
+    def record(self):
+        return None
+
+
+class Gated(SlowStream):
+    """A side stream in which nothing happens before its gate is open."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = threading.Event()
+
+    def wait(self, mark):
+        pass
+
+    def record(self):
+        mark = super().record()
+        finish = mark.synchronize
+        mark.synchronize = lambda: (self.gate.wait(), finish())
+        return mark
+
+
+def slowed(engine, side):
+    """Let an engine on a CPU read its blocks as one on a GPU does."""
+    store = engine.scheduler.manager.connector.block_store
+    copier = Background("copier", Copy.finish, 4)
+    store.tiers.feeders.append(copier)
+    store.reader = BesideSteps(store.blocks, lambda: (AtOnce(), side), copier)
+    return store
+
+
+def answers(engine):
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    return [done.token_ids for done in generate_all(engine, PROMPTS, params, progress=False)]
+
+
+def test_a_pool_that_evicts_everything_lives_from_copies_that_arrive_late():
+    model = load(POCKET_DIR, "float32", "cpu")
+    cold = answers(build_engine(model, backend="reference", enable_prefix_caching=False))
+    engine, side = build_engine(model, backend="reference", num_blocks=8, kv_host_bytes=2**24, kv_always=True), Gated()
+    store = slowed(engine, side)
+    assert answers(engine) == cold, "no copy has arrived, and the blocks were handed out again"
+    assert store.traffic.saved_tokens == 0
+    side.gate.set()
+    assert store.tiers.flush() and store.traffic.saved_tokens == 3 * 32
+    engine.scheduler.manager.prefixes.clear()
+    assert answers(engine) == cold and store.traffic.restored_tokens == 3 * 32
+    store.tiers.close()
+
+
+def test_a_hybrids_states_arrive_right_behind_their_blocks():
+    """A state is read within the step: it changes with the next token. Its record waits for the copy of its block."""
+    family, prompts = "every fourth attends", [tuple(some_ids(length, 160, seed=length)) for length in (33, 65)]
+    engine, side, put = hybrid(family, kv_host_bytes=2**28, kv_always=True), Gated(), []
+    store = slowed(engine, side)
+    keep = store.tiers.put
+    store.tiers.put = lambda record: (put.append(record), keep(record))
+    for when in ("cold", "from host memory"):
+        requests = ask(engine, prompts, 8, when)
+        drain(engine)
+        assert [one.output_ids for one in requests] == [greedy(family, prompt, 8) for prompt in prompts], when
+        assert bool(put) == (when != "cold"), "nothing has arrived before the gate opens"
+        side.gate.set()
+        assert store.tiers.flush()
+        engine.scheduler.manager.prefixes.clear()
+    states = [index for index, record in enumerate(put) if record.kind is Kind.STATE]
+    assert states and all(put[index].parent == put[index - 1].key for index in states)
+    assert store.traffic.restored_tokens > 0
+    check_nothing_is_lost(engine)
+    store.tiers.close()
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+def test_a_gpu_saves_blocks_that_are_overwritten_at_once():
+    k, v = ([torch.randint(-9, 9, (64, 16, 8, 128), device="cuda").bfloat16() for _ in range(28)] for _ in range(2))
+    blocks, chosen, found = BlockBytes(k, v), list(range(40, 8, -1)), []
+    want = [bytes(one) for one in blocks.read(chosen)]
+    reader = beside_steps(blocks)
+    for _ in range(3):
+        reader.read(chosen, found.append)
+    for layer in (*k, *v):
+        layer.zero_()
+    assert reader.copier.flush(60.0)
+    assert [[bytes(one) for one in copy] for copy in found] == [want] * 3
+    blocks.write(chosen, found[0])
+    assert [bytes(one) for one in blocks.read(chosen)] == want
+    reader.copier.close(1.0)
