@@ -1,4 +1,4 @@
-"""Lesson 12. A thread that works off a bounded queue. A full queue refuses: the caller never waits."""
+"""Lesson 12. A background thread that drains a bounded queue. A full queue refuses: the caller never waits."""
 
 import logging
 import os

@@ -41,14 +41,14 @@ class BreakEven:
 
 
 class Speed(NamedTuple):
-    """What a tier gives back: bytes per second, and the seconds before the first of them."""
+    """The speed of a tier's reads: bytes per second, and the seconds before the first of them."""
 
     bandwidth: float
     latency: float
 
 
 class Copies(Protocol):
-    """What copies payloads into blocks: `BlockBytes`."""
+    """Copies payloads into blocks: `BlockBytes`."""
 
     @property
     def payload_bytes(self) -> int: ...

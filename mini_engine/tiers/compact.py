@@ -15,7 +15,7 @@ from mini_engine.kv.refcount import RefCountedAllocator
 
 
 def moves(held: set[int]) -> dict[int, int]:
-    """Return where each block has to move so that `held` becomes 1 … len(held): as few moves as possible."""
+    """Return the moves, old block to new, that make `held` 1 … len(held): as few as possible."""
     end = NULL_BLOCK + len(held)
     holes = (block for block in range(NULL_BLOCK + 1, end + 1) if block not in held)
     return {block: next(holes) for block in sorted(held) if block > end}

@@ -1,4 +1,4 @@
-"""Lesson 12. What comes and goes with blocks, if a model needs more than the K and V in them.
+"""Lesson 12. Companions of blocks: records that come and go with them, in a model that needs more than K and V.
 
 A hybrid needs the state behind the last block (`states.py`), a model with windows the last blocks of its window groups
 (lesson 15). Their records belong to blocks: a companion's key is made from its block's. What the tiers have behind the
@@ -17,7 +17,7 @@ class Companions(Protocol):
     """The companions of blocks: `NO_COMPANIONS`, lesson 11's states, or lesson 15's windows."""
 
     def wanted(self, prefix: Prefix, start: int, blocks: list[Wanted]) -> list[Wanted]:
-        """Return what to ask for, of `blocks`, which begin at index `start`, and behind them of companions."""
+        """Return the records to ask for: those of `blocks`, which begin at index `start`, then companions."""
         ...
 
     def useful(self, wanted: Sequence[Wanted], records: Sequence[Record]) -> Sequence[Record]:
@@ -67,7 +67,7 @@ NO_COMPANIONS = NoCompanions()
 
 
 class CompanionMaker(NamedTuple):
-    """What tiers have to know of companions before they are opened, and what makes them then.
+    """The maker of companions, and their sizes, which tiers need before they are opened.
 
     num_bytes: that come back with any number of blocks. num_each: records that most blocks bring, their own included.
     """

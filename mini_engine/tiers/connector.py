@@ -26,7 +26,7 @@ class TierLoad(Load):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the blocks hold."""
+        """The number of tokens in the blocks."""
         return len(self.blocks) * self.connector.block_size
 
     def into(self, request_id: str, blocks: Sequence[int]) -> None:
@@ -55,7 +55,7 @@ class TierConnector(KvConnector):
     def get_num_new_matched_tokens(
         self, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
     ) -> Matched:
-        """Return how many tokens the tiers have behind the first ones. What is on the disk is being read ahead now.
+        """Return how many tokens the tiers have after the first ones. Records on the disk are now being read ahead.
 
         With `may_wait` nothing is read ahead: no other request can run meanwhile, so `start_load_kv` reads the disk.
         """
@@ -95,7 +95,7 @@ class TierConnector(KvConnector):
         return min(len(prefix), (num_tokens - 1) // self.block_size)
 
     def _wanted(self, prefix: Prefix, num_found: int, num_tokens: int) -> list[Wanted]:
-        """Return what to ask the tiers for behind the first `num_found` tokens of a prompt."""
+        """Return the records to ask the tiers for, after the first `num_found` tokens of a prompt."""
         start = num_found // self.block_size
         blocks = self.block_store.wanted(prefix, start, self._stop(prefix, num_tokens))
         return self.companions.wanted(prefix, start, blocks)

@@ -152,7 +152,7 @@ class DiskTier:
         return len(keys)
 
     def stats(self) -> list[TierStats]:
-        """Return what has happened here, for metrics."""
+        """Return the counts of events, for metrics."""
         counts = self.counts
         names = ("hits", "misses", "forged", "dropped", "evicted", "written", "failed writes", "failed reads")
         events = {name: counts[name] for name in names} | {"damaged": sum(counts[reason] for reason in UNTRUSTED)}

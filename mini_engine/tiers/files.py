@@ -68,7 +68,7 @@ def _private_and_locked(name: str, flags: int) -> int:
 
 
 def is_abandoned(path: Path) -> bool:
-    """Whether the process that created the file has ended, or closed it. False where the system cannot tell."""
+    """Return True if the process that created the file has ended or closed it, False where the system cannot tell."""
     if fcntl is None:
         return True  # Windows removes no file that is open
     try:

@@ -49,7 +49,7 @@ class HostTier:
             self.num_bytes += record.num_bytes
 
     def stats(self) -> TierStats:
-        """Return what has happened here, for metrics."""
+        """Return the counts of events, for metrics."""
         events = {"hits": self.num_hits, "misses": self.num_misses, "evicted": self.num_evicted}
         return TierStats("host", self.num_bytes, events)
 

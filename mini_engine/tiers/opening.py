@@ -52,7 +52,7 @@ def digest_of(weights: Iterable[tuple[str, tuple[int, ...], torch.dtype, Iterabl
 
 
 def identity_of(model: CausalLM, config: EngineConfig) -> Identity:
-    """Return what all records of an engine have in common. Call it while the model has the weights that were loaded."""
+    """Return the identity of an engine's records. Call it while the model has the weights that were loaded."""
     return identity(weights_digest(model), model.config, model.dtype, config)
 
 

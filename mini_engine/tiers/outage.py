@@ -25,7 +25,7 @@ class Outage:
 
     @property
     def should_try(self) -> bool:
-        """Whether to write now."""
+        """True if it is time to try a write."""
         return self.num_failed < MOST_FAILURES or self.clock() >= self.retry_at
 
     def failed(self, error: OSError) -> None:

@@ -21,7 +21,7 @@ CRC = struct.Struct("<I")
 
 
 class Kind(IntEnum):
-    """What a payload is: the K and V of a block, a recurrent state at its end (lesson 11), or windows (lesson 15)."""
+    """The kind of a payload: K and V of a block, a recurrent state at its end (lesson 11), or windows (lesson 15)."""
 
     KV = 1
     STATE = 2

@@ -21,7 +21,7 @@ PARAM = "kv_cache_key_file"
 
 
 class Seal(Protocol):
-    """What a disk tier needs. num_bytes: the size of a tag."""
+    """Seals records, as a disk tier sees it. num_bytes: the size of a tag."""
 
     num_bytes: int
 
@@ -40,7 +40,7 @@ class NoSeal:
         return b""
 
     def opened(self, stored: Bytes) -> memoryview:
-        """Return what is stored."""
+        """Return the bytes as they are stored."""
         return memoryview(stored)
 
 

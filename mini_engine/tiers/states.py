@@ -70,6 +70,6 @@ def state_record(prefix: Prefix, index: int, payload: Bytes) -> Record:
 
 
 def wanted_state(prefix: Prefix, index: int, payload_bytes: int) -> Wanted:
-    """Return what to ask for to get the state at the end of block `index`."""
+    """Return the record to ask for: the state at the end of block `index`."""
     key, _, tokens = prefix.part(index)
     return Wanted(state_key(key), key, tokens, payload_bytes, Kind.STATE)

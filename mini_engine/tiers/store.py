@@ -120,8 +120,8 @@ class BlockStore:
 
         Args:
             blocks: the prefix's first blocks, whose KV is complete.
-            more: records that go with blocks, each with its block's index. They are handed over right behind it: where
-                the writer drops the rest, what it has taken is of use.
+            more: records that go with blocks, each with its block's index. Each is queued right after its block,
+                so a partly written queue is still usable.
         """
         stop = min(len(blocks), len(prefix))
         new = [index for index in range(start, stop) if prefix.keys[index + 1] not in self.tiers.host]
@@ -131,7 +131,7 @@ class BlockStore:
             self._keep(prefix, new, more, ())
 
     def wanted(self, prefix: Prefix, start: int, stop: int) -> list[Wanted]:
-        """Return what to ask for, of blocks start … stop - 1: what the tiers have without a gap, as far as it pays.
+        """Return the records to ask for, of blocks start … stop - 1: those in the tiers without a gap, if it pays.
 
             start … hosted - 1      host memory has every one of them: they need no disk
             hosted … end - 1        it lacks block hosted, and either tier has every one of these, up to a gap or stop
@@ -155,7 +155,7 @@ class BlockStore:
         return self.asked(prefix, start, end)
 
     def asked(self, prefix: Prefix, start: int, stop: int) -> list[Wanted]:
-        """Return what to ask for to get blocks start … stop - 1."""
+        """Return the records to ask for: blocks start … stop - 1."""
         size = self.blocks.payload_bytes
         return [Wanted(*prefix.part(index), payload_bytes=size) for index in range(start, stop)]
 

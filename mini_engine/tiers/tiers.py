@@ -24,7 +24,7 @@ MAX_WAITING = 64
 
 
 class Store(Protocol):
-    """What `Tiers` needs of a disk tier."""
+    """A disk tier as `Tiers` sees it."""
 
     def __contains__(self, key: bytes) -> bool: ...
 
@@ -138,7 +138,7 @@ class Tiers:
         return any(one.key in self.coming for one in wanted)
 
     def stats(self) -> list[TierStats]:
-        """Return what has happened in each tier, for metrics."""
+        """Return the statistics of each tier, for metrics."""
         host = self.host.stats().plus(misses=self.num_missing)
         disk = [tier.plus(misses=self.num_missing, dropped=self.writer.num_dropped) for tier in self.disk.stats()]
         return [host, *disk]

@@ -10,8 +10,10 @@ from statistics import mean
 from scripts.bench.tiers_engine import BLOCK, Row, make_engine, prompt_of, row, row_of, store_of
 from scripts.bench.turns import Timing, gather_turns, seconds_of, synchronized, take_turns
 
+from mini_engine.kv.cache_coordinator import cache_of
+from mini_engine.kv.connector import NO_CONNECTOR, KvConnector
+
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.kv.seams import NO_CONNECTOR, KvConnector
 from mini_engine.tiers.background import Background
 from mini_engine.tiers.blocks import BlockBytes
 from mini_engine.tiers.copies import BesideSteps
@@ -51,7 +53,8 @@ def save_rows(args: Namespace, folder: Path) -> list[Row]:
     On a GPU that is what the engine does. On a CPU it is a thread.
     """
     engine = make_engine(args, 2 * CHUNKS * CHUNK, None, 2**31)
-    connector, store = engine.scheduler.manager.connector, store_of(engine)
+    cache, store = cache_of(engine.scheduler.manager), store_of(engine)
+    connector = cache.connector
     timed, opened = Timed(store.blocks), store.reader
     beside = opened if isinstance(opened, BesideSteps) else InThread(store.blocks)
     ways: dict[str, tuple[KvConnector, Reader]] = {
@@ -62,13 +65,13 @@ def save_rows(args: Namespace, folder: Path) -> list[Row]:
     rounds, seeds = args.rounds or (1 if args.quick else 10), count()
 
     def seconds_a_step(way: tuple[KvConnector, Reader]) -> float:
-        engine.scheduler.manager.connector, store.reader = way
+        cache.connector, store.reader = way
         engine.add_request("prompt", prompt_of(engine, CHUNK * CHUNKS, next(seeds)), SamplingParams(max_tokens=1))
         seconds = []
         while engine.has_unfinished:
             seconds.append(seconds_of(engine.step))
         beside.copier.flush(60.0)
-        engine.scheduler.manager.prefixes.clear()
+        cache.prefixes.clear()
         store.tiers.host.clear()
         return mean(seconds)  # on a GPU only the last one waits for the others
 
