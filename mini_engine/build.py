@@ -81,6 +81,7 @@ def build_worker(path: str, config: EngineConfig, dtype: str, device: str, block
     """Load the model in a prefill worker's process; return its engine, its connector and its layout (lesson 19)."""
     from mini_engine.handover.opening import sending_connector
     from mini_engine.handover.prefill import Built
+    from mini_engine.tiers.opening import identity_of
 
     model = load(path, dtype, device)
     identity, ends = identity_of(model, config), []

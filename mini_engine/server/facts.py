@@ -1,22 +1,33 @@
 """Lesson 7. The routes about the model and the server's state. Only the model's require a key."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from mini_engine.server.answer_models import Health, ModelCard, ModelList
 from mini_engine.server.description import refusals
-
-if TYPE_CHECKING:
-    from mini_engine.server.app import Service
+from mini_engine.server.server_config import ServerConfig
 
 FACTS = (400, 401, 403, 405, 408, 413, 503)
 DEAD = {"model": Health, "description": "The engine has stopped or is stuck."}
 NOT_READY = {"model": Health, "description": "The server is draining, or the engine cannot answer."}
 
 
-def add_facts(app: FastAPI, service: "Service") -> None:
+class Described(Protocol):
+    """A service as these routes see it: lesson 7's Service. metrics: has `scrape`."""
+
+    config: ServerConfig
+    metrics: Any
+
+    def model_card(self, name: str) -> dict[str, Any]: ...
+
+    def check_model(self, name: str) -> None: ...
+
+    async def health(self) -> JSONResponse: ...
+
+
+def add_facts(app: FastAPI, service: Described) -> None:
     """Register the routes about the model and the server's state."""
 
     @app.get("/v1/models", response_model=ModelList, responses=refusals(*FACTS))

@@ -10,10 +10,9 @@ from statistics import mean
 from scripts.bench.tiers_engine import BLOCK, Row, make_engine, prompt_of, row, row_of, store_of
 from scripts.bench.turns import Timing, gather_turns, seconds_of, synchronized, take_turns
 
+from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.kv.connector import NO_CONNECTOR, KvConnector
-
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.tiers.background import Background
 from mini_engine.tiers.blocks import BlockBytes
 from mini_engine.tiers.copies import BesideSteps
