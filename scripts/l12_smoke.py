@@ -43,7 +43,7 @@ def from_host(model, prompts, args) -> Outcome:
     """Run all prompts, evict everything to the host tier, and run them again."""
     engine = tiered(model, args, pool_for(prompts, args), None)
     drained(engine, prompts, args)
-    cache_of(engine.scheduler.manager).prefixes.clear()
+    engine.scheduler.manager.coordinator.clear()
     return restored(engine, drained(engine, prompts, args))
 
 

@@ -92,7 +92,7 @@ def from_host(model, prompts, args) -> Outcome:
     """Run all prompts, drop the pool's cache, and run them again."""
     engine = make_engine(model, prompts, args, kv_host_bytes=LARGE, kv_always=True)
     answers(engine, prompts, args)
-    cache_of(engine.scheduler.manager).prefixes.clear()
+    engine.scheduler.manager.coordinator.clear()
     return restored(engine, answers(engine, prompts, args, name="again"))
 
 

@@ -87,7 +87,7 @@ def from_host(model, prompts, args, **options) -> Outcome:
     """Run all prompts, drop the pool's cache, and run them again."""
     engine = make_engine(model, prompts, args, kv_host_bytes=LARGE, kv_always=True, **options)
     answers(engine, prompts, args)
-    cache_of(engine.scheduler.manager).prefixes.clear()
+    engine.scheduler.manager.coordinator.clear()
     done = outcome(engine, answers(engine, prompts, args, name="again"))
     connector = cache_of(engine.scheduler.manager).connector
     assert isinstance(connector, TierConnector)

@@ -117,7 +117,7 @@ class Paths:
         """Run all prompts, drop the pools' caches, and run them again with the KV in host memory."""
         engine = self.engine(model, prompts, args, kv_host_bytes=LARGE, kv_always=True)
         answers(engine, prompts, args)
-        cache_of(engine.scheduler.manager).prefixes.clear()
+        engine.scheduler.manager.coordinator.clear()
         return restored(engine, answers(engine, prompts, args, name="again"))
 
     def disk(self, model, prompts, args) -> Outcome:

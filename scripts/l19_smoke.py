@@ -96,7 +96,7 @@ class Paths:
         again = run.answers(prompts)
         found = cache_of(manager).prefixes.stats.found_tokens - before - (run.event("tokens") - brought)
         brought = run.event("tokens")
-        cache_of(manager).prefixes.clear()
+        manager.coordinator.clear()
         done = run.outcome(run.answers(prompts))
         done.faults += ["the second answers differ from the third"] if again != done.outputs else []
         done.exercising(found > 0, "no prompt found a prefix here")
@@ -134,7 +134,7 @@ class Paths:
         assert isinstance(connector, EitherConnector) and isinstance(connector.tiers, TierConnector)
         traffic = connector.tiers.block_store.traffic
         run.answers(prompts)
-        cache_of(run.engine.scheduler.manager).prefixes.clear()
+        run.engine.scheduler.manager.coordinator.clear()
         brought, restored = run.event("tokens"), traffic.restored_tokens
         done = run.outcome(run.answers(prompts))
         done.kv["restored_tokens"] = traffic.restored_tokens - restored

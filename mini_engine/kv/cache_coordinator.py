@@ -198,6 +198,10 @@ class CacheCoordinator(KvCoordinator):
             log.exception("the connector failed in %s; the engine goes on without it", method.__name__)
             return default
 
+    def clear(self) -> None:
+        """Give up all cached prefixes."""
+        self.prefixes.clear()
+
     def close(self) -> None:
         """Shut the connector down."""
         self.connector.shutdown()

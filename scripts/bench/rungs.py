@@ -23,7 +23,6 @@ from mini_engine.engine.scheduler import Chunk
 from mini_engine.kv import block_tensor, contiguous, no_cache, token_flat
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
-from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.llm import LLM
 
@@ -242,7 +241,7 @@ def engine_rung(model, load: Load, manager: Callable[..., KvCacheManager]) -> Ca
     tables = engine.scheduler.manager
 
     def run(load: Load) -> Pass:
-        cache_of(tables).prefixes.clear()
+        tables.coordinator.clear()
         done = Pass()
         requests = [engine.add_request(str(i), prompt, exactly(wanted)) for i, (prompt, wanted) in enumerate(load.jobs)]
         while engine.has_unfinished:

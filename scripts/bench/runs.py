@@ -86,7 +86,7 @@ def ours(engine) -> Way:
 
     @contextmanager
     def way() -> Iterator[Wave]:
-        engine.scheduler.manager.coordinator.prefixes.clear()
+        engine.scheduler.manager.coordinator.clear()
         yield run
 
     return way

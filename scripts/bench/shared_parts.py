@@ -18,7 +18,6 @@ from scripts.bench.turns import Timing
 
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.layers import native
 
 KINDS = ("one prompt, the others wait", "the other prompts' own tokens", "decode")
@@ -35,7 +34,7 @@ class Part(NamedTuple):
 
 def run_once(engine: Engine, jobs: Jobs) -> dict[str, Part]:
     """Answer the load from an empty tree, and sum up its steps by kind."""
-    cache_of(engine.scheduler.manager).prefixes.clear()
+    engine.scheduler.manager.coordinator.clear()
     for i, (ids, wanted) in enumerate(jobs):
         engine.add_request(str(i), ids, SamplingParams(temperature=0, max_tokens=wanted, ignore_eos=True))
     found: dict[str, Part] = {}

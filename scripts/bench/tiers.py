@@ -36,7 +36,6 @@ from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.errors import UserError
-from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.tiers.break_even import measured_rate
 from mini_engine.tiers.opening import PROBE_TOKENS, break_evens
 
@@ -153,7 +152,7 @@ def seconds_after_preemption(engine: Engine, prompt: list[int], forget: bool) ->
     while len(request.output_ids) < 4:
         engine.step()
     engine.scheduler.preempt(request)
-    cache_of(engine.scheduler.manager).prefixes.clear()
+    engine.scheduler.manager.coordinator.clear()
     if forget:
         store_of(engine).tiers.host.clear()
     begun = time.perf_counter()

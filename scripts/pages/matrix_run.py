@@ -12,7 +12,6 @@ from mini_engine import LLM, SchedulerConfig
 from mini_engine.engine.offline import Completion
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
-from mini_engine.kv.cache_coordinator import cache_of
 
 GROUPS = {"windows": 3}  # a block has K and V of one group, so the same memory has more blocks
 CROWD = 8  # times as many blocks and requests at a time
@@ -62,7 +61,7 @@ def ask(cell: Cell, options: Mapping[str, Any]) -> list[list[Completion]]:
         with llm_of(cell, options) as llm:
             for _ in range(num_rounds // num_engines):
                 rounds.append(llm.generate(asked.prompts, params, progress=False))
-                cache_of(llm.engine.scheduler.manager).prefixes.clear()
+                llm.engine.scheduler.manager.coordinator.clear()
             events.update(handed_over(llm))
     if cell.has("hands_over"):
         check_handed_over(events)

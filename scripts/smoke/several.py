@@ -13,7 +13,6 @@ from mini_engine.cli.parser import guard
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.kv.cache_coordinator import cache_of
 
 LeftOut = str  # the reason a path cannot run on this machine
 Path = Callable[[Any, list[list[int]], argparse.Namespace], Outcome | LeftOut]
@@ -83,7 +82,7 @@ def lost_blocks(engine: Engine) -> list[str]:
     manager = engine.scheduler.manager
     held = manager.blocks_by_state.held
     lost = [f"{held} blocks are still held"] if held else []
-    cache_of(manager).prefixes.clear()
+    manager.coordinator.clear()
     if manager.allocator.num_free != manager.num_usable_blocks:
         lost.append(f"{manager.num_usable_blocks - manager.allocator.num_free} blocks belong to nothing")
     return lost

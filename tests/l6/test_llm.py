@@ -10,7 +10,6 @@ from mini_engine.engine.grammar import Anything
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
-from mini_engine.kv.connector import KvConnector
 from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
@@ -235,12 +234,11 @@ def test_closing_an_llm_aborts_unfinished_requests_and_later_calls_say_so():
 
 
 @pytest.mark.reference
-def test_closing_an_llm_ends_other_processes_though_a_connector_fails(monkeypatch):
+def test_closing_an_llm_ends_other_processes_though_a_part_fails(monkeypatch):
     llm, closed = LLM(num_blocks=20, block_size=4), []
     manager, runner = llm.engine.scheduler.manager, llm.engine.runner
     next(llm.stream("One two", greedy()))
-    monkeypatch.setattr(manager.coordinator, "connector", KvConnector())
-    monkeypatch.setattr(manager.coordinator.connector, "shutdown", lambda: 1 / 0)
+    monkeypatch.setattr(manager.coordinator, "close", lambda: 1 / 0)
     monkeypatch.setattr(runner, "close", lambda: closed.append(True))
     with pytest.raises(ZeroDivisionError):
         llm.close()

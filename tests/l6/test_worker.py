@@ -410,13 +410,13 @@ def told(found, threads):
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("place", ["release", "conclude"])
+@pytest.mark.parametrize("place", ["end", "conclude"])
 @pytest.mark.parametrize("fails_first", ["run", "schedule"])
 def test_every_reader_is_told_though_the_clean_up_fails_too(worker, place, fails_first, monkeypatch):
     engine = worker.engine
     reading = read_in_threads(worker, [[1, 2], [5, 6, 7], [8, 9]])
     wait_until(lambda: worker.num_running == 3, "all requests run")
-    owner = engine if place == "conclude" else engine.scheduler.manager.coordinator.prefixes
+    owner = engine if place == "conclude" else engine.scheduler.manager.coordinator
     monkeypatch.setattr(owner, place, on_fire)
     monkeypatch.setattr(engine.runner if fails_first == "run" else engine.scheduler, fails_first, on_fire)
     assert told(*reading) == [FinishReason.ERROR] * 3

@@ -76,7 +76,7 @@ def test_clients_are_told_when_the_engine_fails_and_cannot_clean_up(service: Ser
 
     scheduler, body = service.engine.scheduler, {"prompt": [1, 2], "max_tokens": 2}
     monkeypatch.setattr(scheduler, "schedule", on_fire)
-    monkeypatch.setattr(scheduler.manager.coordinator.prefixes, "release", on_fire)
+    monkeypatch.setattr(scheduler.manager.coordinator, "end", on_fire)
     scheduler.manager.tables["answer-0"] = RequestTable(scheduler.manager.allocator)  # as if it had been admitted
     found = in_time(lambda: service.post("/v1/completions", body))
     assert found.status == 500 and "the books are on fire" in found.body["error"]["message"]
