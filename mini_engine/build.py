@@ -131,7 +131,7 @@ def assemble(
     """Make the storage, the parts that decide, each once, and the engine, around a model with its layers.
 
     Args:
-        pools: of this process, or of all that share the model. connect: makes the manager's connector.
+        pools: of this process, or of all that share the model. connect: makes the coordinator's connector.
         capture: as for `build_engine`.
     """
     storage = storage_of(model, config, pools)

@@ -16,7 +16,7 @@ HINTS = (
     ),
     (
         r"takes \d+ positional argument|missing \d+ required|unexpected keyword argument",
-        "A function was called with arguments that its `def` does not take: compare it with the starter's.",
+        "A call does not fit the function's `def`: an argument is missing, or is one that it does not take.",
     ),
     (
         r"IndexError: too many indices|shape mismatch|must match|size of tensor|not broadcastable|Expected size",

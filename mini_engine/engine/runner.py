@@ -36,7 +36,7 @@ def plan_step(chunks: Sequence[Chunk], block_size: int, device: torch.device) ->
 
     Loops in Python run over chunks; everything per token is computed by array operations. A tensor that indexes is
     int64 (token_ids, positions, slot_mapping, rows); the kernel's tables are int32 (cu_seqlens_q, seq_lens_kv,
-    block_table). All of them are on `device`.
+    block_table). All of them are on `device`. The meta names `block_size`, too.
     """
     starts = int64([chunk.start for chunk in chunks])
     stops = int64([chunk.stop for chunk in chunks])

@@ -287,7 +287,7 @@ class Scheduler:
 
 
 class Decoding:
-    """One token for each chunk that samples. A subclass may try several; an engine needs one of its own then.
+    """One token for each chunk that samples. A subclass may try several; then each engine needs its own instance.
 
     Attributes:
         num_drafted, num_accepted: tokens tried ahead in the latest step, and the steps that this saved.

@@ -1,4 +1,4 @@
-"""Lesson 8. The coordinator of a manager that caches: it asks its three parts in turn, and knows the rules of none.
+"""Lesson 8. The coordinator of a manager that caches: it asks its three parts in turn.
 
     prefixes     keeps KV after a request has ended, for prompts that begin alike: the radix tree
     memory       what a request needs beside its table: nothing here, a state in lesson 11, windows in lesson 15
@@ -32,7 +32,7 @@ class CacheCoordinator(KvCoordinator):
 
     Args:
         num_blocks, block_size, copy: the manager's.
-        prefixes: makes the prefix cache, of the first two.
+        prefixes: builds the prefix cache from num_blocks and block_size; it must use the same memory.
         memory: what requests need beside their tables.
         connector: other places where KV may be.
     """
@@ -77,7 +77,7 @@ class CacheCoordinator(KvCoordinator):
     def cost(
         self, token_ids: Sequence[int], num_tokens: int, namespace: Hashable, tables: Mapping[str, RequestTable]
     ) -> Cost:
-        """Return the cost after the cached prefix; wait for KV that is being computed, or is on its way.
+        """Return the cost after the cached prefix; wait for KV that is being computed or on its way, and for memory.
 
         What is elsewhere may be fetched meanwhile, if that can be done without this request's blocks.
         """
@@ -99,15 +99,16 @@ class CacheCoordinator(KvCoordinator):
         self.memory.check_room()
 
     def begin(
-        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, tables: Mapping[str, RequestTable]
+        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, tables: dict[str, RequestTable]
     ) -> int:
-        """Begin after the cached prefix, and after the KV that the connector brings; if it fails, that is a miss."""
+        """Begin after the cached prefix, and after the connector's KV; a connector that fails has none."""
         table, asked = tables[request_id], (token_ids, namespace)
         found = self._begin(request_id, table, *asked)
         may_wait = len(tables) == 1
         load = self._ask(NOTHING, self.connector.start_load_kv, request_id, *asked, found, may_wait)
         if load.num_tokens and not self._ask(False, self._load, request_id, table, load):
-            self._end(request_id, table)  # the load may be half written
+            self._end(request_id, tables.pop(request_id))  # the load may be half written
+            table = tables[request_id] = RequestTable(self.allocator)
             self._begin(request_id, table, *asked)
         self._ask(None, self.connector.update_state_after_alloc, request_id, table, table.num_tokens)
         return table.num_tokens
@@ -126,17 +127,17 @@ class CacheCoordinator(KvCoordinator):
         self.memory.expect(request_id, num_tokens)
         try:
             self.prepare(request_id, table, num_tokens)
+            table.append(load.num_tokens)
         except OutOfBlocks:  # they are computed later, chunk by chunk
             self.memory.expect(request_id, num_found)
             return True
-        table.append(load.num_tokens)
         load.into(request_id, table.blocks[num_blocks:])
         self.prefixes.extend(table, num_tokens)
         self.memory.resume(request_id, table)
         return True
 
     def prepare(self, request_id: str, table: RequestTable, num_tokens: int) -> None:
-        """Evict what is needed, copy a shared block before it is written, and let the memory grow."""
+        """Evict as many blocks as are needed, copy a shared block before it is written, and let the memory grow."""
         num_beside = self.memory.num_missing(request_id, num_tokens)
         self.prefixes.prepare(table, num_tokens, self.copy, num_beside)
         if num_tokens > len(table.blocks) * self.allocator.block_size:
@@ -151,7 +152,7 @@ class CacheCoordinator(KvCoordinator):
         self.memory.announce_drafts(request_id, num_tokens)
 
     def commit(self, request_id: str, table: RequestTable, token_ids: Sequence[int], num_computed: int) -> None:
-        """Share whole blocks from now on, keep the memory where it is worth that, and save both elsewhere."""
+        """Share whole blocks from now on, keep the memory where that is worthwhile, and save both elsewhere."""
         is_worth = self.memory.commit(request_id, num_computed)
         stored = self.prefixes.commit(table, token_ids, num_computed, is_worth)
         if stored is not None:
@@ -170,7 +171,7 @@ class CacheCoordinator(KvCoordinator):
     def end(self, request_id: str, table: RequestTable | None, computed_ids: Sequence[int]) -> None:
         """Keep a request's whole blocks in the cache, and free the rest: each part, whatever another one raises.
 
-        An error of the connector is only logged, because it has copies.
+        An error of the connector is only logged, because it holds only copies.
         """
         with ExitStack() as parts:  # calls each of them, the last one first, even if another one raises
             if table is not None:
@@ -195,7 +196,8 @@ class CacheCoordinator(KvCoordinator):
         except (EngineDead, NotImplementedError):
             raise
         except Exception:
-            log.exception("the connector failed in %s; the engine goes on without it", method.__name__)
+            name = getattr(method, "__name__", method)
+            log.exception("the connector failed, as if it had nothing: %s of %s", name, arguments[0])
             return default
 
     def clear(self) -> None:
@@ -220,7 +222,7 @@ def caching_manager(
 
 
 def cache_of(manager: KvCacheManager) -> CacheCoordinator:
-    """Return the parts of a manager that has them; one of `coordinated` has."""
+    """Return the CacheCoordinator of a manager made by `coordinated`."""
     assert isinstance(manager.coordinator, CacheCoordinator)
     return manager.coordinator
 

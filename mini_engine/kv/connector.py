@@ -63,7 +63,10 @@ NOTHING = Load()
 
 
 class KvConnector:
-    """A connector that finds and saves nothing."""
+    """A connector that finds and saves nothing.
+
+    Its errors, apart from EngineDead, are logged: no block of the pool depends on it, so a failure is a miss.
+    """
 
     @property
     def stats(self) -> Sequence[TierStats]:
@@ -90,10 +93,7 @@ class KvConnector:
         """Note that the request has been admitted: its table has blocks with KV of its first tokens."""
 
     def request_finished(self, request_id: str) -> None:
-        """Note that the request has given up its place, whether it ran or waited: nothing is needed for it now.
-
-        An error, here or in `save_kv` at that time, is logged: no block of the pool depends on it.
-        """
+        """Note that the request has given up its place, whether it ran or waited: nothing is needed for it now."""
 
     # ---------------------------------------------------------------- the worker's side
 

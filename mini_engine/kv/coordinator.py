@@ -16,7 +16,7 @@ CopyBlocks = Callable[[Sequence[int], Sequence[int]], None]
 class Cost(NamedTuple):
     """The cost of admitting a request: `num_blocks` of the free blocks.
 
-    should_wait: something that it needs is on its way, so it is better admitted one step later.
+    should_wait: something that it needs is on its way or not free yet, so it is better admitted a step later.
     """
 
     num_blocks: int
@@ -28,7 +28,7 @@ def no_store(sources: Sequence[int], targets: Sequence[int]) -> None:
 
 
 class KvCoordinator:
-    """Knows of nothing but tables: each method does nothing, finds nothing, or counts nothing.
+    """A coordinator without a cache: a request holds the blocks of its table and nothing else.
 
     Args:
         num_blocks: blocks in the pool, including the null block. block_size: slots per block.
@@ -72,22 +72,22 @@ class KvCoordinator:
         return Cost(-(-num_tokens // self.allocator.block_size))
 
     def request_added(self, request: Any) -> None:
-        """Note that a request waits from now on."""
+        """Note that a request has joined the waiting queue."""
 
     def check_room(self) -> None:
         """Raise OutOfBlocks unless `has_room`."""
 
     def begin(
-        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, tables: Mapping[str, RequestTable]
+        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, tables: dict[str, RequestTable]
     ) -> int:
         """Begin a request whose table is empty. Return how many leading tokens have KV, in blocks of the table now."""
         return 0
 
     def prepare(self, request_id: str, table: RequestTable, num_tokens: int) -> None:
-        """Ensure that the table can grow to `num_tokens` tokens. Raises OutOfBlocks, or does nothing."""
+        """Ensure that the table can grow to `num_tokens` tokens, or raise OutOfBlocks; here its `append` does."""
 
     def chunk_end(self, request_id: str, start: int, stop: int) -> int:
-        """Return the end of a chunk from `start`, at most `stop`."""
+        """Return the end of a chunk from `start`, at most `stop`; here always `stop`."""
         return stop
 
     def announce_truncation(self, request_id: str, num_tokens: int) -> None:
@@ -101,16 +101,16 @@ class KvCoordinator:
         table.truncate(num_tokens)
 
     def end(self, request_id: str, table: RequestTable | None, computed_ids: Sequence[int]) -> None:
-        """Free the table of a request that ends, and all that it holds beside; None if it has not begun.
+        """Free the table of a request that ends, and everything else it holds.
 
         Args:
-            computed_ids: its leading tokens whose KV is written.
+            table: None if the request has not begun. computed_ids: its leading tokens whose KV is written.
         """
         if table is not None:
             table.free()
 
     def clear(self) -> None:
-        """Free what no request holds. Raises ValueError, and frees nothing, while a request uses some of it."""
+        """Free all cached KV. Raises ValueError, and frees nothing, while a request uses some of it."""
 
     def close(self) -> None:
         """Release what is held outside the pool. Idempotent."""

@@ -2,7 +2,7 @@
 
 The manager holds numbers, no tensors. `allocate` tells the scheduler how many leading tokens already have KV, and
 `commit` and `free` tell the manager which tokens have been computed, so the scheduler need not know whether anything is
-cached. Nothing is here: `allocate` always answers 0. What can change that is handed in (`coordinator.py`).
+cached. Nothing is cached in this lesson, so `allocate` returns 0; a coordinator that caches can be passed in.
 """
 
 import logging
@@ -26,13 +26,13 @@ class BlocksByState(NamedTuple):
 
 
 class KvCacheManager:
-    """Maps request ids to block tables. Each method but `free` succeeds completely, or raises and changes nothing.
+    """Maps request ids to block tables. Apart from `free`, a method that raises a documented error has changed nothing.
 
     Args:
         num_blocks: blocks in the pool, including the null block.
         block_size: slots per block.
         copy: copies blocks in the pool, `KvPool.copy_blocks`.
-        coordinator: makes what the manager asks at each point of a request's life, of the first three.
+        coordinator: builds, from the first three, the part that the manager asks at each point of a request's life.
 
     Attributes:
         fault: why the blocks cannot be trusted any more, so that no step may run; empty as long as they can.
@@ -189,7 +189,7 @@ def blocks_in_budget(budget_bytes: int, bytes_per_token: int, block_size: int) -
     num_blocks = int(budget_bytes // (bytes_per_token * block_size))
     if num_blocks < 2:
         raise OutOfBlocks(
-            f"{num_blocks} blocks of {block_size} tokens ({bytes_per_token} bytes each) fit in {budget_bytes} bytes; "
+            f"{num_blocks} blocks of {block_size} tokens ({bytes_per_token} bytes a token) fit in {budget_bytes}; "
             f"give {2 * bytes_per_token * block_size} or more, or use smaller blocks"
         )
     return num_blocks

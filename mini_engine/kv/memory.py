@@ -2,7 +2,7 @@
 
     for a running request      what it holds beside its table, and where its chunks should end
     for a stored prefix        where in it a request can begin: after every block, if K and V are all it needs
-    for the tree               the blocks that it holds beside its own
+    for the tree               blocks that the tree keeps for the memory, beside its own
 
 Lesson 11's states and lesson 15's windows override what they need. A memory knows requests by their ids.
 """
@@ -38,7 +38,7 @@ class CacheMemory:
         return 0
 
     def cost(self, num_tokens: int, num_found: int) -> int:
-        """Return how many blocks a request takes that begins after `num_found` tokens and is promised room for all."""
+        """Return the blocks beside its table of a request that begins after `num_found` of `num_tokens` tokens."""
         return 0
 
     def num_reserved(self, request_id: str, num_tokens: int) -> int:
@@ -50,7 +50,7 @@ class CacheMemory:
         return 0
 
     def grow(self, request_id: str, num_tokens: int) -> None:
-        """Take blocks for `num_tokens` tokens. As many are free."""
+        """Take blocks for `num_tokens` tokens; `num_missing` blocks are free."""
 
     # ---------------------------------------------------------------- a request's life
 
@@ -92,16 +92,16 @@ class CacheMemory:
         """Go back to `num_tokens` tokens. Raises ValueError if that is impossible, and changes nothing."""
 
     def free(self, request_id: str) -> None:
-        """Release all that the request has of it, even if an error comes in between. Unknown ids are ignored."""
+        """Release everything that the request holds here, even if an error occurs. Unknown ids are ignored."""
 
     # ---------------------------------------------------------------- where a request can begin
 
     def last(self, tree: Lookup, key: bytes, namespace: Hashable) -> int:
-        """Return after how many tokens of `key` a request can begin at most; the tree may have fewer of them."""
+        """Return the most tokens of `key` after which a request can begin; the tree may have fewer of them."""
         return len(key) // TOKEN_BYTES
 
     def num_evictable_after(self, tree: Lookup, key: bytes, namespace: Hashable) -> int:
-        """Return how many of `num_evictable` blocks a request takes that begins after `key`."""
+        """Return how many of the `num_evictable` blocks a request takes if it begins after `key`."""
         return 0
 
     def coming(self, request_id: str, table: RequestTable, num_found: int) -> Iterable[int]:
@@ -117,7 +117,7 @@ class CacheMemory:
 
     @property
     def num_evictable(self) -> int:
-        """The number of these blocks that nothing else holds."""
+        """The number of blocks that the tree keeps for this memory and nothing else holds."""
         return 0
 
     @property
@@ -132,7 +132,7 @@ class CacheMemory:
         """Free `num_blocks` of the others, or all if there are fewer."""
 
     def drop(self, node: Node, blocks: Sequence[int]) -> None:
-        """Forget what goes with these blocks: the node has lost them from its end."""
+        """Forget what goes with these blocks, which the node is about to lose from its end."""
 
     def shorten(self, leaf: Node) -> int:
         """Note that a text ends here now. Return how many more blocks go: no request can begin after them."""

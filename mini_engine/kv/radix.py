@@ -209,7 +209,7 @@ class RadixTree:
             self.queue.add(node)
 
     def evict(self, num_blocks: int) -> list[int]:
-        """Release `num_blocks` blocks, or all unlocked ones if there are fewer: from leaves only, each from its end.
+        """Release `num_blocks` blocks, or all unlocked ones if there are fewer, from the ends of leaves.
 
         Counts them in `num_evicted`, and frees them through `holder`.
 

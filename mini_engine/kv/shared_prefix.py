@@ -10,7 +10,7 @@ from mini_engine.kv.radix_node import TOKEN_BYTES, Node
 class SharedPrefix:
     """The part of a table that the tree has, or will have.
 
-    key: the tokens it was admitted with, whole blocks only, as bytes.
+    key: the tokens it was admitted with, later also those of its answer, whole blocks only, as bytes.
     namespace: only requests of the same namespace share blocks. node: where the stored prefix that it has locked ends.
     num_stored: how many leading blocks the tree has. num_whole: how many hold, or will hold, the tokens of `key`.
     may_share_last: after a truncation, its partly filled last block may have other holders.

@@ -10,10 +10,9 @@ class Adaptive:
     """The number of guesses for one request, `k`, adapted to the fate of earlier ones.
 
     All accepted: k doubles. Otherwise k is halved, or becomes the number accepted plus one if that is more. With room
-        for
-    fewer than k guesses the rule is the same: k itself is doubled or halved, not the number guessed. From the second
-    miss in a row on, there is a pause of 1, 3, 7, … steps, at most MAX_PAUSE, so text that repeats nothing soon costs
-    next to nothing.
+    for fewer than k guesses the rule is the same: k itself is doubled or halved, not the number guessed. From the
+    second miss in a row on, there is a pause of 1, 3, 7, … steps, at most MAX_PAUSE, so text that repeats nothing soon
+    costs next to nothing.
 
     max_drafts: the largest k. k: the next number. num_misses: steps in a row whose guesses were all wrong.
     pause: steps to skip before the next guess.

@@ -89,8 +89,7 @@ class Speculator(Decoding):
         """Return at most `most` drafts. The last token of an answer is never fed, so no draft could follow it.
 
         They stop before the first one that the request's grammar forbids or that would end the answer. If the drafter
-        or
-        the grammar fails, there are none: an answer does not need guesses.
+        or the grammar fails, there are none: an answer does not need guesses.
         """
         room = request.params.max_tokens - len(request.output_ids) - 1
         wanted = min(self.adaptive_of(request).next(), most, room)

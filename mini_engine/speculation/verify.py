@@ -21,7 +21,7 @@ grammar, each row is masked by what the grammar allows after the drafts that the
 
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mini_engine.engine.grammar import Matcher
 from mini_engine.engine.request import Request
@@ -52,6 +52,14 @@ class DraftChunk(Chunk):
         chunk = super().__new__(cls, request, start, stop, blocks)
         chunk.drafts = drafts
         return chunk
+
+    def _replace(self, **changes: Any) -> "DraftChunk":
+        """Return the chunk with other fields, its drafts included."""
+        return DraftChunk(**{**self._asdict(), "drafts": self.drafts, **changes})
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """Return the arguments that make it again: for copies."""
+        return (*self, self.drafts)
 
     @property
     def samples(self) -> bool:

@@ -83,6 +83,7 @@ class Background(Generic[ItemT]):
             except Exception:
                 log.exception("%s failed on one item", self.thread.name)
             finally:
+                item = None  # it may hold memory, and the next one may not come for long
                 self.items.task_done()
 
 

@@ -36,7 +36,7 @@ class TierLoad(Load):
 
 
 class TierConnector(KvConnector):
-    """Connects a manager to tiers.
+    """Connects a manager's coordinator to tiers.
 
     Args:
         block_store: the tiers.

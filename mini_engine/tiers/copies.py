@@ -2,11 +2,11 @@
 
     compute stream   step n writes K and V │ gather │ step n + 1 …
     side stream                                     └─ copy to pinned memory
-    copier thread                                                            └─ host memory, later the disk
+    copier thread              then to host memory, later to the disk ─┘
 
-The gather stays in the GPU's memory, so it is short. In the compute stream it comes behind the kernels that wrote the
-blocks, and before all that will write them again. So blocks may be evicted and handed out while the long copy runs:
-that one reads the gathered bytes, which nothing else writes.
+The gather stays in the GPU's memory, so it is short. In the compute stream it comes after the kernels that wrote the
+blocks, and before any that will write them again. So blocks may be evicted and handed out while the long copy runs:
+that copy reads the gathered bytes, which nothing else writes.
 """
 
 from collections.abc import Callable, Sequence

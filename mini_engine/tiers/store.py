@@ -120,8 +120,8 @@ class BlockStore:
 
         Args:
             blocks: the prefix's first blocks, whose KV is complete.
-            more: records that go with blocks, each with its block's index. Each is queued right after its block,
-                so a partly written queue is still usable.
+            more: records that go with blocks, each with its block's index. A new block's are queued right
+                after it, so a partly written queue is still usable.
         """
         stop = min(len(blocks), len(prefix))
         new = [index for index in range(start, stop) if prefix.keys[index + 1] not in self.tiers.host]

@@ -4,6 +4,7 @@ import itertools
 import math
 from array import array
 from collections import Counter
+from copy import copy
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from mini_engine.engine.sampler import sample
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.speculation.options import Speculation
-from mini_engine.speculation.verify import num_emitted, sample_rows, with_drafts
+from mini_engine.speculation.verify import DraftChunk, num_emitted, sample_rows, with_drafts
 from tests.l14.toys import EOS, VOCAB, Always, answers, cycle, engine_of, greedy, plain_engine, request_of
 
 TOKENS = st.lists(st.integers(0, 2), max_size=6)
@@ -53,6 +54,12 @@ def test_a_verification_feeds_the_drafts_and_has_a_row_for_each():
     assert chunk.samples, "even with drafts, it still feeds its request's newest token"
     assert list(chunk.blocks) == [1, 2], "the same blocks: the drafts' slots are in them already"
     assert chunk.request is request and request.token_ids == [1, 2, 3, 4], "a guess is no token of the request"
+
+
+def test_a_chunk_with_drafts_keeps_them_in_copies():
+    chunk = DraftChunk(request_of([1, 2, 3], [4]), 3, 6, array("i", [1, 2]), [5, 6])
+    for same in (copy(chunk), chunk._replace(blocks=array("i", [1, 2, 7]))):
+        assert list(same.token_ids) == [4, 5, 6] and same.num_samples == 3
 
 
 @pytest.mark.task(4)

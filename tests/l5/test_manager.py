@@ -88,6 +88,33 @@ def test_grow_that_fails_changes_nothing():
     assert books(manager) == before, "a request that cannot grow must keep what it holds"
 
 
+class Watching(KvCoordinator):
+    """Notes the table's tokens and blocks at each call of `prepare`; refuses from `full` tokens on."""
+
+    full, seen = 99, ()
+
+    def prepare(self, request_id, table, num_tokens):
+        self.seen = (*self.seen, (request_id, table.num_tokens, len(table.blocks), num_tokens))
+        if num_tokens >= self.full:
+            raise OutOfBlocks("need 1 blocks, 0 free of 8")
+
+
+@pytest.mark.task(1)
+def test_the_coordinator_prepares_before_a_table_grows():
+    manager = KvCacheManager(9, 4, coordinator=Watching)
+    manager.allocate("a", [1, 2, 3])
+    manager.grow("a", 3)
+    manager.grow("a", 6)
+    assert manager.coordinator.seen == (("a", 0, 0, 3), ("a", 3, 1, 6)), (
+        "the coordinator makes room first, while the table is as it was: it may have to evict"
+    )
+    manager.coordinator.full = 9
+    with pytest.raises(OutOfBlocks):
+        manager.grow("a", 9)
+    table = manager.tables["a"]
+    assert (table.num_tokens, len(table.blocks)) == (6, 2), "a coordinator that finds no room stops the growth"
+
+
 @pytest.mark.task(1)
 def test_grow_of_a_request_without_a_table_is_a_key_error():
     with pytest.raises(KeyError):

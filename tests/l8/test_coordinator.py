@@ -8,7 +8,9 @@ import pytest
 
 from mini_engine.errors import EngineDead, OutOfBlocks
 from mini_engine.kv.cache_coordinator import coordinated
+from mini_engine.kv.connector import KvConnector, Load
 from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.memory import CacheMemory
 from mini_engine.kv.prefixes import Prefixes, Stored
 from mini_engine.kv.request_table import RequestTable
 
@@ -83,3 +85,38 @@ def test_parts_that_find_nothing_add_nothing():
         assert answers[0] == answers[1], f"{call}{arguments}"
         held = [{name: (t.blocks, t.num_tokens) for name, t in m.tables.items()} for m in managers]
         assert held[0] == held[1] and managers[0].blocks_by_state == managers[1].blocks_by_state
+
+
+TEXT = list(range(20))
+
+
+def explode(request_id):
+    raise RuntimeError("the slot is lost")
+
+
+class Failing(KvConnector, Load):
+    """A connector that finds a block and cannot load it."""
+
+    num_tokens = 4
+
+    def start_load_kv(self, *_):
+        return self
+
+    def into(self, request_id, blocks):
+        raise RuntimeError("half written")
+
+
+def test_a_failed_load_whose_clean_up_fails_too_unlocks_no_one_else_s_prefix():
+    memory = CacheMemory()
+    manager = coordinated(20, 4, memory=memory, connector=Failing())
+    manager.allocate("a", TEXT)
+    manager.grow("a", 20)
+    manager.commit("a", TEXT, 12)
+    node, memory.free = manager.tables["a"].shared.node, explode
+    with pytest.raises(RuntimeError):
+        manager.allocate("b", TEXT)
+    del memory.free
+    manager.free("b")
+    assert "b" not in manager.tables and node.locks == 1, "a still uses its prefix, and only a"
+    manager.free("a")
+    assert not manager.fault and manager.blocks_by_state.held == 0
