@@ -19,13 +19,12 @@ from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.storage import Storage, plain_storage
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import OutOfBlocks, UserError
-from mini_engine.kv.cache_coordinator import coordinated
-from mini_engine.kv.connector import NO_CONNECTOR, KvConnector
-from mini_engine.kv.manager import blocks_in_budget
+from mini_engine.kv.manager import KvCacheManager, blocks_in_budget
 from mini_engine.loading import as_dtype, load, reader_of
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.parts import (
     connecting,
+    coordinator_of,
     decoding_of,
     identity_of,
     identity_of_stored,
@@ -37,6 +36,7 @@ from mini_engine.values import shown
 
 if TYPE_CHECKING:
     from mini_engine.handover.prefill import Built
+    from mini_engine.kv.connector import KvConnector
     from mini_engine.ranks.processes import Ranks
 
 
@@ -86,7 +86,7 @@ def build_worker(path: str, config: EngineConfig, dtype: str, device: str, block
     model = load(path, dtype, device)
     identity, ends = identity_of(model, config), []
 
-    def connect(storage: Storage) -> KvConnector:
+    def connect(storage: Storage) -> "KvConnector":
         ends.append(sending_connector(storage, config, identity, block, say))
         return ends[0][0]
 
@@ -125,7 +125,7 @@ def assemble(
     model: Any,
     config: EngineConfig,
     pools: Pools = OWN_POOLS,
-    connect: Callable[[Storage], KvConnector] = lambda storage: NO_CONNECTOR,
+    connect: "Callable[[Storage], KvConnector | None]" = lambda storage: None,
     capture: Any = None,
 ) -> Engine:
     """Make the storage, the parts that decide, each once, and the engine, around a model with its layers.
@@ -136,14 +136,8 @@ def assemble(
     """
     storage = storage_of(model, config, pools)
     runner = runner_of(model, storage, config, pools.group, capture)
-    manager = coordinated(
-        storage.kv.num_blocks,
-        config.block_size,
-        storage.copy,
-        prefixes=storage.prefixes,
-        memory=storage.memory,
-        connector=connect(storage),
-    )
+    coordinator = coordinator_of(storage, connect(storage))
+    manager = KvCacheManager(storage.kv.num_blocks, config.block_size, storage.copy, coordinator)
     scheduler = Scheduler(manager, config.scheduler_config)
     return Engine(model.config, scheduler, runner, decoding_of(config, manager))
 

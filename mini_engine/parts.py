@@ -9,7 +9,7 @@ import weakref
 from array import array
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,10 +22,12 @@ from mini_engine.engine.scheduler import Chunk, Decoding
 from mini_engine.engine.storage import Storage
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
-from mini_engine.kv.cache_coordinator import cache_of
-from mini_engine.kv.connector import NO_CONNECTOR, KvConnector
+from mini_engine.kv.coordinator import KvCoordinator
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.pool_maker import PoolMaker
+
+if TYPE_CHECKING:
+    from mini_engine.kv.connector import KvConnector
 
 
 def pool_maker(has_latents: bool, config: EngineConfig) -> Callable[..., PoolMaker]:
@@ -118,23 +120,23 @@ def identity_of_stored(stored: Stored[Any], dtype: torch.dtype, config: EngineCo
 
 def connecting(
     model: Any, config: EngineConfig, identity: Any, pools: Pools, workers: Any
-) -> Callable[[Storage], KvConnector]:
+) -> "Callable[[Storage], KvConnector | None]":
     """Return the maker of the connector over a storage: lesson 12's tiers, lesson 19's workers, both, or none."""
 
-    def connect(storage: Storage) -> KvConnector:
-        tiers = tier_connector(model, storage, config, identity, pools) if config.has_tiers else NO_CONNECTOR
+    def connect(storage: Storage) -> "KvConnector | None":
+        tiers = tier_connector(model, storage, config, identity, pools) if config.has_tiers else None
         if workers is None:
             return tiers
         from mini_engine.handover.either import EitherConnector
         from mini_engine.handover.opening import receiving_connector
 
         receiving = receiving_connector(workers, storage, config, identity, pools)
-        return EitherConnector(tiers, receiving) if config.has_tiers else receiving
+        return receiving if tiers is None else EitherConnector(tiers, receiving)
 
     return connect
 
 
-def tier_connector(model: Any, storage: Storage, config: EngineConfig, identity: Any, pools: Pools) -> KvConnector:
+def tier_connector(model: Any, storage: Storage, config: EngineConfig, identity: Any, pools: Pools) -> "KvConnector":
     """Return lesson 12's connector. Its tiers are closed when it is gone or the process ends."""
     from mini_engine.tiers.connector import TierConnector
     from mini_engine.tiers.opening import open_tiers
@@ -178,13 +180,28 @@ def prober(model: Any, storage: Storage, group: Group) -> Callable[[int], None]:
     return prefill
 
 
+def coordinator_of(storage: Storage, connector: "KvConnector | None") -> Callable[..., KvCoordinator]:
+    """Return the maker of the manager's coordinator, with a connector if there is one."""
+    if connector is None:
+        return storage.coordinator
+    if storage.coordinator is not KvCoordinator:
+        return partial(storage.coordinator, connector=connector)
+    from mini_engine.kv.cache_coordinator import CacheCoordinator
+    from mini_engine.kv.prefixes import Prefixes
+
+    return partial(CacheCoordinator, prefixes=Prefixes, connector=connector)  # nothing is cached, but KV arrives
+
+
 def decoding_of(config: EngineConfig, manager: KvCacheManager) -> Decoding:
     """Return lesson 14's part that guesses, or the one that guesses nothing."""
     if config.speculate is None:
         return Decoding()
+    from mini_engine.kv.cache_coordinator import CacheCoordinator
     from mini_engine.speculation.speculator import speculator_of
 
-    return speculator_of(config.speculate, cache_of(manager).prefixes.tree)
+    coordinator = manager.coordinator
+    tree = coordinator.prefixes.tree if isinstance(coordinator, CacheCoordinator) else None
+    return speculator_of(config.speculate, tree)
 
 
 def runner_of(model: Any, storage: Storage, config: EngineConfig, group: Group, capture: Any) -> Runner:

@@ -6,9 +6,7 @@ from typing import Any
 
 from mini_engine.engine.runner import Plan, plan_rows
 from mini_engine.kv.block_tensor import KvPool
-from mini_engine.kv.coordinator import CopyBlocks
-from mini_engine.kv.memory import NO_MEMORY, CacheMemory
-from mini_engine.kv.prefixes import Prefixes
+from mini_engine.kv.coordinator import CopyBlocks, KvCoordinator
 
 
 def no_slots(request_id: str) -> Sequence[int]:
@@ -22,7 +20,7 @@ class Storage:
 
     store: read and written by the model. kv: its blocks. copy: copies blocks, in every process of the model.
     plan: plans a step over it. probe: plans a step without a request, to measure a step's time.
-    memory: what requests need beside the blocks of their tables. prefixes: creates the prefix cache.
+    coordinator: creates the manager's coordinator; one that caches also takes a connector.
     states: the pool of states, if the model has any. slots_of: names a request's slots in it.
     windows: the memory of windows, lesson 15's, if the model has any.
     """
@@ -32,8 +30,7 @@ class Storage:
     copy: CopyBlocks
     plan: Plan = plan_rows
     probe: Plan = plan_rows
-    memory: CacheMemory = NO_MEMORY
-    prefixes: Callable[[int, int], Prefixes] = Prefixes
+    coordinator: Callable[..., KvCoordinator] = KvCoordinator
     states: Any = None
     slots_of: Callable[[str], Sequence[int]] = no_slots
     windows: Any = None
@@ -43,6 +40,6 @@ def plain_storage(kv: KvPool, copy: CopyBlocks, enable_prefix_caching: bool) -> 
     """Return the storage of a model with K and V alone."""
     if not enable_prefix_caching:
         return Storage(kv, kv, copy)
-    from mini_engine.kv.prefix_cache import PrefixCache  # without prefix caching, lesson 8 is not needed
+    from mini_engine.kv.cache_coordinator import CacheCoordinator  # without prefix caching, lesson 8 is not needed
 
-    return Storage(kv, kv, copy, prefixes=PrefixCache)
+    return Storage(kv, kv, copy, coordinator=CacheCoordinator)

@@ -15,6 +15,7 @@ from mini_engine.hybrid.native import NativeStep
 from mini_engine.hybrid.runner import HybridPlan
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.hybrid.track_slots import TrackSlots
+from mini_engine.kv.cache_coordinator import CacheCoordinator
 from mini_engine.kv.manager import blocks_in_budget
 from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.kv.prefix_cache import PrefixCache
@@ -73,8 +74,7 @@ def hybrid_storage(
         copy=maker.copier(kv),
         plan=HybridPlan(memory.slots_of),
         probe=HybridPlan(lambda request_id: [PADDING_SLOT]),
-        memory=memory,
-        prefixes=prefixes,
+        coordinator=partial(CacheCoordinator, prefixes=prefixes, memory=memory),
         states=pool,
         slots_of=memory.slots_of,
     )

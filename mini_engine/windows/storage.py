@@ -9,6 +9,7 @@ from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine.storage import Storage
 from mini_engine.engine_config import EngineConfig
 from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.cache_coordinator import CacheCoordinator
 from mini_engine.kv.coordinator import CopyBlocks
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.refcount import RefCountedAllocator
@@ -45,8 +46,7 @@ def window_storage(model_config: WindowConfig, config: EngineConfig, kv: KvPool,
         copy=copy,
         plan=WindowPlan(memory.tables_of, num_groups),
         probe=same_in_all(num_groups),
-        memory=memory,
-        prefixes=prefixes,
+        coordinator=partial(CacheCoordinator, prefixes=prefixes, memory=memory),
         windows=memory,
     )
 
