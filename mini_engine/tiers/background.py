@@ -38,7 +38,7 @@ class Background(Generic[ItemT]):
 
     @property
     def has_room(self) -> bool:
-        """Whether the queue would take an item now. Only `offer` can fill it."""
+        """True if the queue would take an item now. Only `offer` can fill it."""
         return not (self.closed or self.items.full())
 
     def offer(self, item: ItemT) -> bool:

@@ -45,7 +45,7 @@ class BlockBytes:
 
     @property
     def device(self) -> torch.device:
-        """Where the pool is."""
+        """The pool's device."""
         return self.parts[0][0].device
 
     def read(self, blocks: Sequence[int]) -> Sequence[Bytes]:

@@ -115,7 +115,7 @@ class BesideSteps:
 
 
 def beside_steps(blocks: BlockBytes) -> BesideSteps:
-    """Return what reads blocks of a pool on a GPU beside its steps, with a stream and a thread of its own."""
+    """Return a reader of a GPU pool's blocks that works beside its steps, with a stream and a thread of its own."""
     side = CudaStream(torch.cuda.Stream(blocks.device))
 
     def streams() -> tuple[Stream, Stream]:

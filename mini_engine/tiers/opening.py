@@ -101,7 +101,7 @@ def open_tiers(
 
 
 def reader_for(blocks: Blocks, tiers: Tiers) -> Reader:
-    """Return what reads blocks for the tiers: beside the steps if this process has them on a GPU."""
+    """Return the tiers' reader of blocks: beside the steps if this process has them on a GPU."""
     if not isinstance(blocks, BlockBytes) or blocks.device.type != "cuda":
         return InStep(blocks)
     reader = beside_steps(blocks)

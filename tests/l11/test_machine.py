@@ -196,7 +196,7 @@ class World:
         for name in list(self.alive):
             self.drop(name, computed=True)
         self.check()
-        self.kv.coordinator.prefixes.clear()
+        self.kv.coordinator.clear()
         assert self.kv.allocator.num_free == USABLE, "blocks leaked"
         assert len(self.states.free_track_slots) == TRACK, "checkpoints leaked"
         assert sorted(self.kv.free_slots) == list(range(1, SLOTS + SPARE + 1)), "state slots leaked"

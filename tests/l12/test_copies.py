@@ -274,7 +274,7 @@ def test_a_pool_that_evicts_everything_lives_from_copies_that_arrive_late():
     assert store.traffic.saved_tokens == 0
     side.gate.set()
     assert store.tiers.flush() and store.traffic.saved_tokens == 3 * 32
-    engine.scheduler.manager.coordinator.prefixes.clear()
+    engine.scheduler.manager.coordinator.clear()
     assert answers(engine) == cold and store.traffic.restored_tokens == 3 * 32
     store.tiers.close()
 
@@ -293,7 +293,7 @@ def test_a_hybrids_states_arrive_right_behind_their_blocks():
         assert bool(put) == (when != "cold"), "nothing has arrived before the gate opens"
         side.gate.set()
         assert store.tiers.flush()
-        engine.scheduler.manager.coordinator.prefixes.clear()
+        engine.scheduler.manager.coordinator.clear()
     states = [index for index, record in enumerate(put) if record.kind is Kind.STATE]
     assert states and all(put[index].parent == put[index - 1].key for index in states)
     assert store.traffic.restored_tokens > 0

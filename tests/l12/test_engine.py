@@ -130,7 +130,7 @@ def test_the_tiers_follow_a_pool_that_shrinks(model, cold):
     manager = engine.scheduler.manager
     shrink(manager, engine.runner.pool, 40)
     assert answers(engine) == cold
-    manager.coordinator.prefixes.clear()
+    manager.coordinator.clear()
     assert answers(engine) == cold, "what was saved is what the smaller pool held, and it comes back there"
     assert manager.coordinator.connector.block_store.traffic.restored_tokens == 3 * 32
 

@@ -51,7 +51,7 @@ def answered(engine, when):
 def test_evicted_states_come_back_from_host_memory():
     engine = with_tiers()
     assert answered(engine, "cold") == [0, 0, 0]
-    engine.scheduler.manager.coordinator.prefixes.clear()
+    engine.scheduler.manager.coordinator.clear()
     assert answered(engine, "from the host") == [(n - 1) // 8 * 8 for n in LENGTHS], "up to the last checkpoint"
     check_nothing_is_lost(engine)
 
@@ -219,7 +219,7 @@ def test_a_state_that_comes_back_is_a_checkpoint_again():
     machine.alive["a"] = tokens
     machine.compute("a", 30)
     machine.end("a")
-    manager.coordinator.prefixes.clear()
+    manager.coordinator.clear()
     assert manager.allocate("b", tokens) == 28, "up to the prompt's last whole block"
     table, hold = manager.tables["b"], machine.memory.holds["b"]
     slot = machine.memory.checkpoints.slots.get(table.shared.node)
@@ -241,7 +241,7 @@ def test_a_state_at_any_block_s_end_comes_back(length, found):
     machine.alive["a"] = tokens
     machine.compute("a", length)
     machine.end("a")
-    manager.coordinator.prefixes.clear()
+    manager.coordinator.clear()
     assert manager.allocate("b", tokens) == found, "up to the last whole block before the last token"
     manager.free("b")
     machine.teardown()

@@ -79,7 +79,7 @@ def test_no_failure_of_a_connector_reaches_an_answer(pocket, broken):
     for _ in range(4):
         assert ask(engine, prompts, 6) == cold
         assert not manager.fault and not manager.tables
-        manager.coordinator.prefixes.clear()
+        manager.coordinator.clear()
     assert flaky.num_failed, "nothing failed, so nothing was tried"
 
 
@@ -91,6 +91,6 @@ def test_a_hybrids_state_is_not_left_half_loaded(broken):
     manager.coordinator.connector = flaky = Flaky(manager.coordinator.connector, broken, random.Random(3))
     for _ in range(4):
         assert ask(engine, prompts, 8) == [(greedy("every fourth attends", p, 8), None) for p in prompts]
-        manager.coordinator.prefixes.clear()
+        manager.coordinator.clear()
     check_nothing_is_lost(engine)
     assert flaky.num_failed

@@ -92,5 +92,5 @@ def check_nothing_is_lost(engine: Engine) -> None:
     manager = engine.scheduler.manager
     memory = manager.coordinator.memory
     assert not memory.holds and manager.blocks_by_state.held == 0, "blocks leaked"
-    manager.coordinator.prefixes.clear()
+    manager.coordinator.clear()
     assert manager.allocator.num_free == manager.num_usable_blocks, "the tree's companions leaked"

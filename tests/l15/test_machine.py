@@ -202,7 +202,7 @@ class World:
             self.drop(name, computed=True)
         self.check()
         assert self.kv.num_free_blocks == USABLE, "with no request, all blocks can be had"
-        self.kv.coordinator.prefixes.clear()
+        self.kv.coordinator.clear()
         assert self.kv.allocator.num_free == USABLE, "blocks leaked"
 
 

@@ -11,7 +11,7 @@ def test_windows_come_back_into_the_groups_that_they_left():
     tiers = Tiers.of_size(None, 10**7, 0)
     kv = connected(tiers)
     served(kv, "a", TEXT)
-    kv.coordinator.prefixes.clear()
+    kv.coordinator.clear()
     kv.slots.clear()
     assert kv.allocate("b", TEXT) == 40, "ten blocks, and the last window of each group, come back"
     assert kv.findable(TEXT) == 40, "the tree has them again, for the next request"
@@ -24,7 +24,7 @@ def test_windows_come_back_behind_those_that_the_request_has():
     tiers = Tiers.of_size(None, 10**7, 0)
     kv = connected(tiers)
     served(kv, "a", TEXT)
-    kv.coordinator.prefixes.clear()
+    kv.coordinator.clear()
     kv.slots.clear()
     served(kv, "b", TEXT[:14])
     assert kv.allocate("c", TEXT[:18]) == 16

@@ -207,7 +207,7 @@ def test_every_new_block_is_saved_with_its_windows_while_the_request_holds_them(
     served(kv, "a", [1] * 30)
     assert kinds(tiers.host) == (7, 7), "the windows are saved before the request gives them up"
     tiers.host.clear()
-    kv.coordinator.prefixes.clear()
+    kv.coordinator.clear()
     kv.allocate("b", [1] * 30)
     for stop in (8, 16, 24, 30):
         kv.grow("b", stop)
@@ -241,7 +241,7 @@ def test_of_an_answer_the_windows_that_are_left_are_saved():
         kv.commit("a", tokens, stop)
     kv.free("a", tokens)
     assert kinds(tiers.host) == (8, 1 + 2), "of the prompt, and of the last window of the answer"
-    kv.coordinator.prefixes.clear()
+    kv.coordinator.clear()
     assert served(kv, "b", [*tokens, 1]) == 32, "a conversation goes on behind the answer"
     tiers.close()
 
@@ -250,7 +250,7 @@ def test_only_the_last_window_is_read():
     tiers = Tiers.of_size(None, 10**7, 0)
     kv = connected(tiers)
     served(kv, "a", [1] * 42)
-    kv.coordinator.prefixes.clear()
+    kv.coordinator.clear()
     before = tiers.num_found["host"]
     assert served(kv, "b", [1] * 42) == 40
     assert tiers.num_found["host"] - before == 10 + 2, "ten blocks, and the two that 5 tokens can touch"
@@ -262,7 +262,7 @@ def test_without_room_for_what_the_tiers_have_a_request_begins_at_its_first_toke
     kv = connected(tiers)
     tokens = [1] * 42
     served(kv, "a", tokens)
-    kv.coordinator.prefixes.clear()
+    kv.coordinator.clear()
     needed = 10 + 2 * GROUPS
     held = kv.allocator.alloc_blocks(POOL - 1 - (needed - 1))
     assert kv.allocate("b", tokens) == 0, f"{needed} blocks come back, and one less is free"

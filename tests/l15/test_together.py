@@ -133,7 +133,7 @@ def test_a_namespace_sees_its_own_windows_only(options):
     engine, found = windows(**options), []
     for turn, namespace in enumerate(("a", "b", "a", "b", None)):
         if turn == 2 and options:
-            engine.scheduler.manager.coordinator.prefixes.clear()
+            engine.scheduler.manager.coordinator.clear()
         params = SamplingParams(temperature=0, max_tokens=12)
         request = engine.add_request(str(turn), list(LONG), params, namespace=namespace)
         drain(engine)

@@ -166,5 +166,5 @@ def check_nothing_is_lost(engine):
     """Check that no block is held by a request that has ended."""
     manager = engine.scheduler.manager
     assert manager.blocks_by_state.held == 0, "blocks leaked"
-    manager.coordinator.prefixes.clear()
+    manager.coordinator.clear()
     assert manager.allocator.num_free == manager.num_usable_blocks, "with no request and no tree, all blocks are free"

@@ -40,7 +40,7 @@ def tree_of(engine):
 def test_evicted_latents_come_back_from_host_memory():
     engine = with_tiers()
     assert answered(engine, "cold") == NOTHING
-    engine.scheduler.manager.coordinator.prefixes.clear()
+    engine.scheduler.manager.coordinator.clear()
     assert answered(engine, "from the host") == FOUND, "up to the last whole block of each prompt"
     check_nothing_is_lost(engine)
 
@@ -133,7 +133,7 @@ def test_a_damaged_record_is_a_miss(tmp_path):
 def test_what_pays_is_measured_for_latents(tmp_path):
     engine = with_tiers(tmp_path, kv_always=False)
     answered(engine, "cold")
-    engine.scheduler.manager.coordinator.prefixes.clear()
+    engine.scheduler.manager.coordinator.clear()
     answered(engine, "warm")
     measured = store_of(engine).min_tokens
     assert measured != ALWAYS and 0 < measured.disk < float("inf"), "what a read from the disk takes was not measured"

@@ -118,7 +118,7 @@ def test_a_namespace_sees_its_own_latents_only(options):
     engine, found = latents(**options), []
     for turn, namespace in enumerate(("a", "b", "a", "b", None)):
         if turn == 2 and options:
-            engine.scheduler.manager.coordinator.prefixes.clear()
+            engine.scheduler.manager.coordinator.clear()
         params = SamplingParams(temperature=0, max_tokens=NEW)
         request = engine.add_request(str(turn), list(LONG), params, namespace=namespace)
         drain(engine)

@@ -102,7 +102,7 @@ def test_blocks_come_back_from_the_disk_and_from_the_host(kv_dtype, cold, tmp_pa
         engine = engine_of(kv_dtype, kv_cache_dir=tmp_path)
         engine.scheduler.manager.coordinator.connector.block_store.min_tokens = ALWAYS
         assert answers(engine) == cold, "a block from a tier must bring its scales with it"
-        engine.scheduler.manager.coordinator.prefixes.clear()
+        engine.scheduler.manager.coordinator.clear()
         assert answers(engine) == cold, "from the host tier, too"
         engine.scheduler.manager.coordinator.connector.block_store.tiers.close()
         engines.append(engine.scheduler.manager.coordinator.connector.block_store.traffic.restored_tokens)

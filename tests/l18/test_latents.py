@@ -113,7 +113,7 @@ def test_tiers_over_ranks_ask_no_other_rank_and_tell_all():
     wire, other = Wire(model()), NotingLatents()
     engine = with_tiers(wire)
     answered(engine, "cold")
-    engine.scheduler.manager.coordinator.prefixes.clear()
+    engine.scheduler.manager.coordinator.clear()
     assert answered(engine, "from the host") == FOUND
     written = [message for message in wire.sent if isinstance(message, WriteBlocks)]
     assert written and not any(isinstance(message, ReadBlocks) for message in wire.sent)

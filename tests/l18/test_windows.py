@@ -78,7 +78,7 @@ def test_tiers_over_ranks_carry_windows():
     wire, other = Wire(model()), NotingWindows()
     engine = with_tiers(wire)
     answered(engine, "cold")
-    engine.scheduler.manager.coordinator.prefixes.clear()
+    engine.scheduler.manager.coordinator.clear()
     assert answered(engine, "from the host") == WHOLE
     asked = [message for message in wire.sent if type(message).__name__ == "ReadBlocks"]
     assert asked, "rank 0 asks for the other ranks' parts of each block, windows included"
@@ -108,7 +108,7 @@ def test_two_processes_give_hugging_face_s_tokens(tmp_path):
 
         engine = with_tiers(ranks, kv_cache_dir=tmp_path)
         answered(engine, "cold")
-        engine.scheduler.manager.coordinator.prefixes.clear()
+        engine.scheduler.manager.coordinator.clear()
         assert answered(engine, "from the host") == WHOLE, "each rank gets its heads of every group"
         engine.scheduler.manager.coordinator.connector.block_store.tiers.close()
     alone = windows(kv_cache_dir=tmp_path, kv_host_bytes=2**28, kv_always=True)

@@ -95,7 +95,7 @@ def named(request):
 def clean(named):
     """A model's engine whose caches are empty on the receiver's side; on the sender's they are not."""
     name, engine = named
-    engine.scheduler.manager.coordinator.prefixes.clear()
+    engine.scheduler.manager.coordinator.clear()
     yield name, engine
     check_nothing_is_held(engine)
 
@@ -220,7 +220,7 @@ def test_behind_tiers():
     """The tiers have a prompt's beginning; a worker computes what is missing, or nothing if that is little."""
     with opened(kv_host_bytes=2**24, kv_always=True) as llm:
         assert answers(llm.engine) == wanted()
-        llm.engine.scheduler.manager.coordinator.prefixes.clear()
+        llm.engine.scheduler.manager.coordinator.clear()
         before = events(llm.engine)
         assert answers(llm.engine, name="again") == wanted()
         assert isinstance(llm.engine.scheduler.manager.coordinator.stats[0], TierStats)

@@ -225,9 +225,9 @@ class World:
         self.calls += 1
         if self.manager.coordinator.prefixes.tree.num_protected:
             with pytest.raises(ValueError):
-                self.manager.coordinator.prefixes.clear()
+                self.manager.coordinator.clear()
         else:
-            self.manager.coordinator.prefixes.clear()
+            self.manager.coordinator.clear()
             assert not self.stored
 
     def some(self, seed, calls):
@@ -295,7 +295,7 @@ class World:
         for one in list(self.alive.values()):
             self.drop(one, computed=True)
         self.check()
-        self.manager.coordinator.prefixes.clear()
+        self.manager.coordinator.clear()
         assert self.manager.allocator.num_free == USABLE, "blocks leaked"
 
 

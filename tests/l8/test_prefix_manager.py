@@ -554,10 +554,10 @@ def test_clear_is_refused_while_a_request_uses_a_prefix():
     manager = manager_of(cached=[tokens(1, 2, 3)])
     manager.allocate("a", tokens(1, 2, 3))
     with pytest.raises(ValueError):
-        manager.coordinator.prefixes.clear()
+        manager.coordinator.clear()
     assert manager.coordinator.prefixes.tree.peek(tokens(1, 2, 3)).num_tokens == 12
     manager.free("a")
-    manager.coordinator.prefixes.clear()
+    manager.coordinator.clear()
     assert manager.blocks_by_state == BlocksByState(12, 0, 0)
 
 
