@@ -17,6 +17,7 @@ import torch
 from mini_engine.checkpoint.generation import NO_DEFAULTS, SamplingDefaults, end_tokens, sampling_defaults
 from mini_engine.checkpoint.json_files import read_json
 from mini_engine.errors import TooLong, UserError, warn_once
+from mini_engine.model.kinds import Full, Kind
 from mini_engine.values import shown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -75,6 +76,11 @@ class Qwen3Config:
     eos_token_ids: tuple[int, ...] = ()
     rope_scaling: RopeScaling = RopeScaling()
     sampling: SamplingDefaults = NO_DEFAULTS
+
+    @property
+    def layers(self) -> tuple[Kind, ...]:
+        """The kind of each layer: what it keeps of a text. Here every layer keeps K and V of every token."""
+        return (Full(),) * self.num_hidden_layers
 
     @property
     def trained_length(self) -> int:

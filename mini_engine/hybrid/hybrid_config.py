@@ -15,6 +15,7 @@ from mini_engine.checkpoint.config import Qwen3Config, fields_of
 from mini_engine.checkpoint.generation import end_tokens, sampling_defaults
 from mini_engine.checkpoint.json_files import read_json
 from mini_engine.hybrid.layer_types import FULL, LINEAR
+from mini_engine.model.kinds import Full, Kind, State
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,14 @@ class HybridConfig(Qwen3Config):
     linear_num_value_heads: int = 32
     layer_types: tuple[str, ...] = ()
     rotary_dim: int = 64
+
+    @property
+    def layers(self) -> tuple[Kind, ...]:
+        """The kind of each layer: a delta net keeps its recurrent state in float32, and its convolution's inputs."""
+        recurrent = (self.linear_num_value_heads, self.linear_key_head_dim, self.linear_value_head_dim)
+        conv = (self.conv_dim, self.linear_conv_kernel_dim - 1)
+        state = State(((recurrent, torch.float32), (conv, None)))
+        return tuple(Full() if kind == FULL else state for kind in self.layer_types)
 
     @property
     def num_full_layers(self) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from mini_engine.checkpoint.config import Qwen3Config, fields_of, read_settings
+from mini_engine.model.kinds import Kind, Latent
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class LatentConfig(Qwen3Config):
     v_head_dim: int = 128
     q_lora_rank: int | None = None
     rope_interleave: bool = True
+
+    @property
+    def layers(self) -> tuple[Kind, ...]:
+        """The kind of each layer: all keep latents."""
+        return (Latent(self.kv_lora_rank, self.qk_rope_head_dim),) * self.num_hidden_layers
 
     @property
     def qk_head_dim(self) -> int:

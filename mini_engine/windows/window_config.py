@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from mini_engine.checkpoint.config import Qwen3Config, fields_of, read_settings
+from mini_engine.model.kinds import Full, Kind, Window
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -22,6 +23,11 @@ class WindowConfig(Qwen3Config):
 
     layer_types: tuple[str, ...] = ()
     sliding_window: int = 4096
+
+    @property
+    def layers(self) -> tuple[Kind, ...]:
+        """The kind of each layer: a window, or everything."""
+        return tuple(Window(self.sliding_window) if kind == SLIDING else Full() for kind in self.layer_types)
 
     @classmethod
     def from_dir(cls, directory: Path) -> "WindowConfig":

@@ -97,6 +97,7 @@ LAYERS = (
             "checkpoint.config_schema",
             "checkpoint.generation",
             "checkpoint.json_files",
+            "model.kinds",
             "errors",
             "values",
             "native_build",

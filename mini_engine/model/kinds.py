@@ -1,0 +1,37 @@
+"""Lesson 0. What each layer of a model keeps of a text. Lesson 0's models keep K and V of every token in every layer.
+
+A config has one kind for each layer, in the model's order (`Qwen3Config.layers`); any mixture is legal.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+
+class Full(NamedTuple):
+    """K and V of every token."""
+
+
+class Window(NamedTuple):
+    """K and V of the last `size` tokens, the query's own included."""
+
+    size: int
+
+
+class State(NamedTuple):
+    """A fixed number of tensors for each request, however long its text is.
+
+    shapes: the shape and dtype of each; None is the model's dtype.
+    """
+
+    shapes: tuple[tuple[tuple[int, ...], torch.dtype | None], ...]
+
+
+class Latent(NamedTuple):
+    """Of every token a vector of `rank` numbers, from which K and V are computed, and a key of `rope` with RoPE."""
+
+    rank: int
+    rope: int
+
+
+Kind = Full | Window | State | Latent
