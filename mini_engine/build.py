@@ -14,12 +14,13 @@ import torch
 
 from mini_engine.checkpoint.weights import check_place, resolve_checkpoint
 from mini_engine.engine.engine import Engine, default_kv_bytes
+from mini_engine.engine.layout import storage_of
 from mini_engine.engine.pools import OWN_POOLS, Pools
 from mini_engine.engine.scheduler import Scheduler
-from mini_engine.engine.storage import Storage, plain_storage
+from mini_engine.engine.storage import Storage
 from mini_engine.engine_config import EngineConfig
-from mini_engine.errors import OutOfBlocks, UserError
-from mini_engine.kv.manager import KvCacheManager, blocks_in_budget
+from mini_engine.errors import UserError
+from mini_engine.kv.manager import KvCacheManager
 from mini_engine.loading import as_dtype, load, reader_of
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.parts import (
@@ -28,7 +29,6 @@ from mini_engine.parts import (
     decoding_of,
     identity_of,
     identity_of_stored,
-    pool_maker,
     runner_of,
     with_layers,
 )
@@ -134,62 +134,13 @@ def assemble(
         pools: of this process, or of all that share the model. connect: makes the coordinator's connector.
         capture: as for `build_engine`.
     """
-    storage = storage_of(model, config, pools)
+    budget = default_kv_bytes(model.device) if config.kv_bytes is None else config.kv_bytes
+    storage = storage_of(model, config, pools, budget)
     runner = runner_of(model, storage, config, pools.group, capture)
     coordinator = coordinator_of(storage, connect(storage))
     manager = KvCacheManager(storage.kv.num_blocks, config.block_size, storage.copy, coordinator)
     scheduler = Scheduler(manager, config.scheduler_config)
     return Engine(model.config, scheduler, runner, decoding_of(config, manager))
-
-
-def storage_of(model: Any, config: EngineConfig, pools: Pools) -> Storage:
-    """Return the storage of a model with its layers."""
-    shape = kv_shape(model.config)
-    maker = pools.maker(pool_maker(model.config.has_latents, config)(shape, model.dtype, model.device))
-    with told_of("kv_bytes"):
-        if model.config.has_states:
-            from mini_engine.hybrid.fast import native_step_for
-            from mini_engine.hybrid.storage import hybrid_storage
-
-            return hybrid_storage(model, config, maker, native_step_for(model), pools.slots)
-        num_blocks = num_blocks_of(config, maker.bytes_per_token, model.device)
-        kv = maker.make(num_blocks, config.block_size, config.kernel)
-    if model.config.has_windows:
-        from mini_engine.windows.storage import window_storage
-
-        return window_storage(model.config, config, kv, maker.copier(kv))
-    storage = plain_storage(kv, maker.copier(kv), config.enable_prefix_caching)
-    if model.config.has_latents:
-        from mini_engine.latents.store import LatentKv
-
-        return replace(storage, store=LatentKv(model.config, kv))
-    return storage
-
-
-def kv_shape(config: Any) -> Any:
-    """Return a model's shape as its KV pool sees it: some layers have no K and V, or share tensors with others."""
-    if config.has_windows:
-        from mini_engine.windows.storage import shape_of_pool
-
-        return shape_of_pool(config)
-    return config.kv_config if config.has_states else config
-
-
-def num_blocks_of(config: EngineConfig, bytes_per_token: int, device: torch.device) -> int:
-    """Return the size of the pool in blocks: the one asked for, or what fits in the memory."""
-    if config.num_blocks is not None:
-        return config.num_blocks
-    budget = default_kv_bytes(device) if config.kv_bytes is None else config.kv_bytes
-    return blocks_in_budget(budget, bytes_per_token, config.block_size)
-
-
-@contextmanager
-def told_of(param: str) -> Iterator[None]:
-    """Raise UserError about this option in place of OutOfBlocks: the pool would hold no block for requests."""
-    try:
-        yield
-    except OutOfBlocks as error:
-        raise UserError(str(error), param=param) from None
 
 
 def parallel(

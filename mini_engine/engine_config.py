@@ -172,6 +172,13 @@ class EngineConfig:
         return min(speculation.max_rows, self.max_num_seqs * speculation.max_drafts)
 
     @property
+    def most_in_step(self) -> int:
+        """The most tokens that a step computes of one request: a chunk of its prompt, or a token and its drafts."""
+        limits = self.scheduler_config or SchedulerConfig()
+        chunk = min(limits.chunked_prefill_size, limits.max_num_batched_tokens)
+        return max(chunk, min(1 + self.max_drafts, limits.max_num_batched_tokens))
+
+    @property
     def has_tiers(self) -> bool:
         """True if evicted prefixes are kept in host memory or on a disk (lesson 12)."""
         return self.kv_cache_dir is not None or self.kv_host_bytes is not None

@@ -24,24 +24,9 @@ from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
 from mini_engine.kv.coordinator import KvCoordinator
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.pool_maker import PoolMaker
 
 if TYPE_CHECKING:
     from mini_engine.kv.connector import KvConnector
-
-
-def pool_maker(has_latents: bool, config: EngineConfig) -> Callable[..., PoolMaker]:
-    """Return the class of pool makers for this KV dtype, or for latents."""
-    if config.kv_dtype != "auto":
-        from mini_engine.quantized.formats import FORMATS
-        from mini_engine.quantized.pool_maker import RowPoolMaker
-
-        return partial(RowPoolMaker, rows=FORMATS[config.kv_dtype])
-    if has_latents:
-        from mini_engine.latents.pool_maker import LatentPoolMaker
-
-        return LatentPoolMaker
-    return PoolMaker
 
 
 def with_layers(model: Any, backend: str) -> Any:
@@ -153,15 +138,15 @@ def companions_of(storage: Storage, pools: Pools, blocks: Any) -> Any:
     """Return the CompanionMaker of lesson 12 for what a model needs besides blocks of all its layers."""
     from mini_engine.tiers.companions import CompanionMaker
 
-    if storage.states is not None:
-        from mini_engine.tiers.states import StateRecords
+    for kind in storage.kinds:
+        memory = kind.memory
+        if kind.states is not None:
+            from mini_engine.tiers.states import StateRecords
 
-        slots = pools.state_bytes(storage.states)
-        return CompanionMaker(lambda tiers: StateRecords(tiers, slots, storage.slots_of), slots.payload_bytes)
-    if storage.windows is not None:
+            slots = pools.state_bytes(kind.states)
+            return CompanionMaker(lambda tiers: StateRecords(tiers, slots, memory.slots_of), slots.payload_bytes)
         from mini_engine.windows.records import WindowRecords
 
-        memory = storage.windows
         window_bytes = memory.most_at_start * blocks.payload_bytes
         return CompanionMaker(lambda tiers: WindowRecords(tiers, blocks, memory), window_bytes, num_each=2)
     return CompanionMaker()
@@ -213,17 +198,9 @@ def runner_of(model: Any, storage: Storage, config: EngineConfig, group: Group, 
     eager = ModelRunner(model, storage.store, storage.plan, group)
     if capture is None and (config.cuda_graphs is False or storage.kv.device.type != "cuda"):
         return eager
-    from mini_engine.gpu.graphs import NO_EXTRAS, GraphRunner, can_record, runner_for
+    from mini_engine.gpu.graphs import ExtrasInTurn, GraphRunner, can_record, runner_for
 
-    extras = NO_EXTRAS
-    if storage.states is not None:
-        from mini_engine.hybrid.graphs import SlotRows
-
-        extras = SlotRows(storage.slots_of)
-    elif storage.windows is not None:
-        from mini_engine.windows.graphs import GroupRows
-
-        extras = GroupRows(storage.windows.tables_of, storage.windows.num_groups)
+    extras = ExtrasInTurn([kind.rows() for kind in storage.kinds])
     if capture is not None:
         return GraphRunner(eager, config.max_num_seqs, capture, extras)
     if config.cuda_graphs and not can_record(storage.kv):

@@ -119,7 +119,7 @@ PATHS = {
 def make_engine(model, prompts, args, chunk=512, backend="reference", **options) -> Engine:
     """Return an engine whose pool holds all prompts and answers in all groups."""
     limits = SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=512, chunked_prefill_size=chunk)
-    num_groups = 1 + num_window_groups(places_of(model.config.layer_types))
+    num_groups = 1 + num_window_groups(places_of(model.config.layers))
     return build_engine(
         model,
         backend=backend,

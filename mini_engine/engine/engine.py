@@ -25,10 +25,11 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, Decoding, Scheduler, SchedulerConfig
 from mini_engine.engine.stats import StepStats
 from mini_engine.errors import EngineDead, UserError
-from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.block_tensor import KvPool, PoolShape
 from mini_engine.kv.manager import KvCacheManager, blocks_in_budget
 from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.model.causal_lm import CausalLM
+from mini_engine.model.kinds import Full
 from mini_engine.values import shown
 
 CPU_KV_BYTES = 2**30
@@ -106,7 +107,7 @@ class Engine:
         kernel: str = "auto",
         scheduler_config: SchedulerConfig | None = None,
         manager: Callable[..., KvCacheManager] = KvCacheManager,
-        pool: Callable[[Qwen3Config, torch.dtype, torch.device], PoolMaker] = PoolMaker,
+        pool: Callable[[PoolShape, torch.dtype, torch.device], PoolMaker] = PoolMaker,
         runner: Callable[[CausalLM, KvPool], Runner] = ModelRunner,
         decoding: Decoding | None = None,
     ) -> "Engine":
@@ -120,7 +121,15 @@ class Engine:
             pool: creates the pool; by default one in the model's dtype.
             runner: creates the step runner from the model and the pool.
             decoding: as for the engine; not to be shared between engines.
+
+        Raises:
+            UserError: some layers keep something else than K and V of every token.
         """
+        if set(model.config.layers) != {Full()}:
+            raise UserError(
+                "some layers keep something else than K and V of every token; use LLM or build_engine, which have "
+                "memories for them"
+            )
         maker = pool(model.config, model.dtype, model.device)
         if num_blocks is None:
             budget = default_kv_bytes(model.device) if kv_bytes is None else kv_bytes

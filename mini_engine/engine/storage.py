@@ -9,37 +9,49 @@ from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.coordinator import CopyBlocks, KvCoordinator
 
 
-def no_slots(request_id: str) -> Sequence[int]:
-    """Return an empty sequence: the request has no state."""
-    return ()
+@dataclass(frozen=True)
+class MemoryKind:
+    """Everything that a kind of layer brings to an engine if it keeps more, or less, than K and V of every token.
+
+    memory: what requests and the prefix cache hold of it. plan: adds its tables to the plan of a step.
+    probe: the same for a step without a request. rows: returns lesson 10's `Extras` of captured steps.
+    states: its pool, if it has one of its own.
+    """
+
+    memory: Any
+    plan: Callable[[Plan], Plan]
+    probe: Callable[[Plan], Plan]
+    rows: Callable[[], Any]
+    states: Any = None
 
 
 @dataclass(frozen=True)
 class Storage:
-    """The memories of a model with K and V alone; other models have more (lesson 11).
+    """The memories of a model with K and V alone; other models have more.
 
     store: read and written by the model. kv: its blocks. copy: copies blocks, in every process of the model.
-    plan: plans a step over it. probe: plans a step without a request, to measure a step's time.
     coordinator: creates the manager's coordinator; one that caches also takes a connector.
-    states: the pool of states, if the model has any. slots_of: names a request's slots in it.
-    windows: the memory of windows, lesson 15's, if the model has any.
+    kinds: what layers bring that keep something else; each adds to the plan of those before it.
     """
 
     store: Any
     kv: KvPool
     copy: CopyBlocks
-    plan: Plan = plan_rows
-    probe: Plan = plan_rows
     coordinator: Callable[..., KvCoordinator] = KvCoordinator
-    states: Any = None
-    slots_of: Callable[[str], Sequence[int]] = no_slots
-    windows: Any = None
+    kinds: Sequence[MemoryKind] = ()
 
+    @property
+    def plan(self) -> Plan:
+        """Plans a step: lesson 5's plan, and what each kind adds."""
+        plan = plan_rows
+        for kind in self.kinds:
+            plan = kind.plan(plan)
+        return plan
 
-def plain_storage(kv: KvPool, copy: CopyBlocks, enable_prefix_caching: bool) -> Storage:
-    """Return the storage of a model with K and V alone."""
-    if not enable_prefix_caching:
-        return Storage(kv, kv, copy)
-    from mini_engine.kv.cache_coordinator import CacheCoordinator  # without prefix caching, lesson 8 is not needed
-
-    return Storage(kv, kv, copy, coordinator=CacheCoordinator)
+    @property
+    def probe(self) -> Plan:
+        """Plans a step without a request, to measure its time."""
+        plan = plan_rows
+        for kind in self.kinds:
+            plan = kind.probe(plan)
+        return plan

@@ -18,9 +18,9 @@ et al., 2023).
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import torch
@@ -162,22 +162,34 @@ class Extras(Protocol):
         ...
 
 
-class NoExtras:
-    """The extras of a model with K and V alone."""
+class ExtrasInTurn:
+    """The extras of each of a model's kinds of layers, one after another; none if K and V are all it keeps."""
+
+    def __init__(self, parts: Sequence[Extras] = ()) -> None:
+        self.parts = parts
 
     def tables(self, max_rows: int, max_blocks: int) -> Sequence[Table]:
-        """Return an empty sequence."""
-        return ()
+        """Return the tables of all parts."""
+        return [table for part in self.parts for table in part.tables(max_rows, max_blocks)]
 
     def fill(self, tensors: Sequence[Tensor], chunks: Sequence[Chunk], meta: ForwardMeta, size: int) -> None:
-        """Do nothing."""
+        """Fill the tensors of each part."""
+        for part, own in self._with_tensors(tensors):
+            part.fill(own, chunks, meta, size)
 
     def complete(self, meta: ForwardMeta, tensors: Sequence[Tensor], size: int) -> ForwardMeta:
-        """Return the plan unchanged."""
+        """Return the plan with what each part adds to that of the parts before it."""
+        for part, own in self._with_tensors(tensors):
+            meta = part.complete(meta, own, size)
         return meta
 
+    def _with_tensors(self, tensors: Sequence[Tensor]) -> Iterator[tuple[Extras, Sequence[Tensor]]]:
+        rest = iter(tensors)
+        for part in self.parts:
+            yield part, list(islice(rest, len(part.tables(1, 1))))
 
-NO_EXTRAS = NoExtras()
+
+NO_EXTRAS = ExtrasInTurn()
 
 
 class GraphRunner:

@@ -107,10 +107,11 @@ def receiving_connector(
 def copiers(storage: Storage, pools: Pools) -> tuple[Any, Extras]:
     """Return the block copier and the extras copier of a storage."""
     blocks = pools.block_bytes(storage.kv)
-    if storage.states is not None:
-        return blocks, StateExtras(pools.state_bytes(storage.states), storage.slots_of, blocks.payload_bytes)
-    if storage.windows is not None:
-        return blocks, WindowExtras(blocks, storage.windows)
+    for kind in storage.kinds:
+        memory: Any = kind.memory
+        if kind.states is not None:
+            return blocks, StateExtras(pools.state_bytes(kind.states), memory.slots_of, blocks.payload_bytes)
+        return blocks, WindowExtras(blocks, memory)
     return blocks, NoExtras()
 
 

@@ -90,7 +90,12 @@ def advance_conv(kept: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def causal_conv(window: Tensor, weight: Tensor) -> Tensor:
-    """Return SiLU of the causal depthwise convolution, for every input that has K - 1 inputs before it.
+    """Return SiLU of the causal depthwise convolution; see `depthwise`."""
+    return F.silu(depthwise(window, weight))
+
+
+def depthwise(window: Tensor, weight: Tensor) -> Tensor:
+    """Return the causal depthwise convolution, for every input that has K - 1 inputs before it.
 
     Args:
         window: `[..., K - 1 + T, C]`: the last K - 1 inputs before this step, then its T inputs.
@@ -105,4 +110,4 @@ def causal_conv(window: Tensor, weight: Tensor) -> Tensor:
     out = inputs[..., :count, :] * weight[:, 0]
     for i in range(1, taps):
         out = out + inputs[..., i : i + count, :] * weight[:, i]
-    return F.silu(out)
+    return out

@@ -15,7 +15,7 @@ from mini_engine.gpu.req_to_token import ReqToTokenPool
 from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import HybridConfig
-from mini_engine.hybrid.runner import shallow, with_states
+from mini_engine.hybrid.plan import shallow, with_states
 from mini_engine.hybrid.store import HybridKv, HybridMeta
 from mini_engine.kv.block_tensor import ForwardMeta
 
@@ -28,7 +28,7 @@ class RowStates:
 
     def store(self, pool: KvPool) -> HybridKv:
         """Return a store over both pools, with the model's three calls."""
-        return HybridKv(self.config, pool, self.states)
+        return HybridKv(pool, self.states)
 
     def check(self, num_rows: int) -> None:
         """Raise UserError unless the pool has a working slot for every row."""

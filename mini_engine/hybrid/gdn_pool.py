@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import UserError
-from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.track_slots import TrackSlots
+from mini_engine.model.kinds import State
 
 PADDING_SLOT = 0
 
@@ -62,18 +63,27 @@ class GdnPool(TrackSlots):
             ) from error
 
     @classmethod
-    def for_model(cls, config: HybridConfig, max_reqs: int, **options) -> "GdnPool":
-        """Return a pool with the shapes of this model; `options` are the constructor's."""
-        return cls(
-            max_reqs,
-            config.num_gdn_layers,
-            config.linear_num_value_heads,
-            config.linear_key_head_dim,
-            config.linear_value_head_dim,
-            config.conv_dim,
-            config.linear_conv_kernel_dim,
-            **options,
-        )
+    def for_model(cls, config: Qwen3Config, max_reqs: int, **options) -> "GdnPool":
+        """Return a pool for this model's layers that keep a state; `options` are the constructor's.
+
+        A short convolution is a delta net without a matrix: its recurrent state has 0 heads.
+        """
+        states = [kind for kind in config.layers if isinstance(kind, State)]
+        *recurrent, ((channels, columns), _) = states[0].shapes
+        heads, key_dim, value_dim = recurrent[0][0] if recurrent else (0, 0, 0)
+        return cls(max_reqs, len(states), heads, key_dim, value_dim, channels, columns + 1, **options)
+
+    @property
+    def value_shape(self) -> tuple[int, int]:
+        """The shape of a token's values, and of its results: `(H_v, D_v)`."""
+        heads, _, value_dim = self.recurrent_state.shape[2:]
+        return heads, value_dim
+
+    @property
+    def key_size(self) -> int:
+        """The size of all of a token's keys in a delta net, in elements: H_k * D_k."""
+        heads, value_dim = self.value_shape
+        return (self.conv_state.shape[2] - heads * value_dim) // 2
 
     @property
     def mem_bytes(self) -> int:

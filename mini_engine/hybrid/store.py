@@ -1,16 +1,16 @@
-"""Lesson 11. One store, two kinds of memory: a KV pool that grows with the text, and a state pool that does not."""
+"""Lesson 11. One store, two kinds of memory: K and V, which grow with the text, and states, which do not."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mini_engine.hybrid.delta_rule import advance_conv, causal_conv, chunk_scan, l2norm, recurrent_step
+from mini_engine.hybrid.delta_rule import advance_conv, causal_conv, chunk_scan, depthwise, l2norm, recurrent_step
 from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.native import NativeStep
-from mini_engine.kv.block_tensor import ForwardMeta, KvPool
+from mini_engine.kv.block_tensor import ForwardMeta
 
 
 class Run(NamedTuple):
@@ -50,22 +50,15 @@ class HybridMeta(ForwardMeta):
 
 
 class HybridKv:
-    """The store of a hybrid engine: attention goes to `kv`, lesson 3's pool; delta nets to `states`.
+    """The store of a hybrid engine: attention goes to `kv`; delta nets and short convolutions to `states`.
 
     Args:
+        kv: lesson 3's pool, or a store over it (lessons 15 and 16).
         native_step: lesson 11's C++ step for sequences that feed one token; None for torch.
     """
 
-    def __init__(
-        self, config: HybridConfig, kv: KvPool, states: GdnPool, native_step: NativeStep | None = None
-    ) -> None:
+    def __init__(self, kv: Any, states: GdnPool, native_step: NativeStep | None = None) -> None:
         self.kv, self.states, self.native_step = kv, states, native_step
-        self.group = config.linear_num_value_heads // config.linear_num_key_heads
-        self.shapes = (
-            (config.linear_num_key_heads, config.linear_key_head_dim),
-            (config.linear_num_key_heads, config.linear_key_head_dim),
-            (config.linear_num_value_heads, config.linear_value_head_dim),
-        )
 
     @property
     def device(self) -> torch.device:
@@ -110,19 +103,36 @@ class HybridKv:
         Returns:
             `[T, H_v, D_v]` in the dtype of `qkv`.
         """
-        if meta.single_rows is None:
-            return self._step(layer, qkv, g, beta, conv_weight, meta.single_slots, meta.single_slots)
-        out = qkv.new_empty(len(qkv), *self.shapes[2])
-        rows = meta.single_rows
-        if len(rows):
-            slots = meta.single_slots
-            out[rows] = self._step(layer, qkv[rows], g[rows], beta[rows], conv_weight, slots, slots)
-        for rows, sources, slots in meta.stages:  # a wrong draft leaves the state before it intact
-            out[rows] = self._step(layer, qkv[rows], g[rows], beta[rows], conv_weight, sources, slots)
-        for start, stop, slot in meta.runs:
-            part = slice(start, stop)
-            out[part] = self._run(layer, qkv[part], g[part], beta[part], conv_weight, slot)
-        return out
+
+        def step(part: Any, sources: Tensor, slots: Tensor) -> Tensor:
+            return self._step(layer, qkv[part], g[part], beta[part], conv_weight, sources, slots)
+
+        def run(part: slice, slot: int) -> Tensor:
+            return self._run(layer, qkv[part], g[part], beta[part], conv_weight, slot)
+
+        return each_sequence(meta, qkv.new_empty(len(qkv), *self.states.value_shape), step, run)
+
+    def convolve(self, layer: int, x: Tensor, weight: Tensor, meta: HybridMeta) -> Tensor:
+        """Convolve x `[T, C]` with each sequence's last inputs, and keep the new ones.
+
+        Args:
+            layer: counts short convolutions. weight: `[C, K]`, one filter for each channel, the latest input last.
+
+        Returns:
+            `[T, C]` in the dtype of `x`.
+        """
+        conv = self.states.conv_state[layer]
+
+        def step(part: Any, sources: Tensor, slots: Tensor) -> Tensor:
+            window, kept = advance_conv(conv[sources], x[part][:, None])
+            conv.index_copy_(0, slots, kept)
+            return depthwise(window, weight)[:, 0].to(x.dtype)
+
+        def run(part: slice, slot: int) -> Tensor:
+            window, conv[slot] = advance_conv(conv[slot], x[part])
+            return depthwise(window, weight).to(x.dtype)
+
+        return each_sequence(meta, torch.empty_like(x), step, run)
 
     def _step(
         self, layer: int, qkv: Tensor, g: Tensor, beta: Tensor, conv_weight: Tensor, sources: Tensor, slots: Tensor
@@ -149,8 +159,31 @@ class HybridKv:
 
     def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split `[N, conv_dim]` into q, k `[N, H_v, D_k]` and v `[N, H_v, D_v]` in float32: normalized, q scaled."""
-        sizes = [heads * dim for heads, dim in self.shapes]
-        parts = mixed.float().split(sizes, dim=-1)
-        q, k, v = (x.view(len(x), *shape) for x, shape in zip(parts, self.shapes, strict=True))
-        q, k = l2norm(q) * q.shape[-1] ** -0.5, l2norm(k)
-        return q.repeat_interleave(self.group, dim=1), k.repeat_interleave(self.group, dim=1), v
+        heads, key_dim, value_dim = self.states.recurrent_state.shape[2:]
+        q, k, v = mixed.float().tensor_split((self.states.key_size, 2 * self.states.key_size), dim=-1)
+        q, k = (l2norm(x.view(len(x), -1, key_dim)) for x in (q, k))
+        q, k = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (q * key_dim**-0.5, k))
+        return q, k, v.view(len(v), heads, value_dim)
+
+
+def each_sequence(
+    meta: HybridMeta,
+    out: Tensor,
+    step: Callable[[Any, Tensor, Tensor], Tensor],
+    run: Callable[[slice, int], Tensor],
+) -> Tensor:
+    """Fill `out`, a row for each token, sequence by sequence; return it, or the whole step's result in its place.
+
+    Args:
+        step: advances the states in the slots `sources` by the tokens in these rows, one each; the results go to
+            `slots`. run: advances the state in a slot by several tokens.
+    """
+    if meta.single_rows is None:
+        return step(slice(None), meta.single_slots, meta.single_slots)
+    if len(meta.single_rows):
+        out[meta.single_rows] = step(meta.single_rows, meta.single_slots, meta.single_slots)
+    for rows, sources, slots in meta.stages:  # a wrong draft leaves the state before it intact
+        out[rows] = step(rows, sources, slots)
+    for start, stop, slot in meta.runs:
+        out[start:stop] = run(slice(start, stop), slot)
+    return out

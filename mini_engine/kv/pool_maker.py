@@ -1,32 +1,38 @@
 """Lesson 5. Makes an engine's pool: how many bytes a token takes decides how many blocks fit in a memory budget."""
 
+import math
 from copy import copy
+from dataclasses import dataclass
 from typing import Self
 
 import torch
 
 from mini_engine.attention.registry import load_kernel
-from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.errors import UserError
-from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.block_tensor import KvPool, PoolShape
 from mini_engine.kv.manager import CopyBlocks
+
+
+@dataclass(frozen=True)
+class KvShape:
+    """The shape of a pool, where it is not that of the whole model."""
+
+    num_hidden_layers: int
+    k_shape: tuple[int, int]
+    v_shape: tuple[int, int]
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Return the bytes of one token in all layers."""
+        return (math.prod(self.k_shape) + math.prod(self.v_shape)) * self.num_hidden_layers * dtype.itemsize
 
 
 class PoolMaker:
     """Makes the pool of an engine, in the model's dtype.
 
     Args:
-        config: the shape of the layers with K and V. dtype, device: the model's.
-
-    Raises:
-        UserError: some layers have windows, which this pool alone would ignore.
+        config: the shape of the pool. dtype, device: the model's.
     """
 
-    def __init__(self, config: Qwen3Config, dtype: torch.dtype, device: torch.device) -> None:
-        if config.has_windows:
-            raise UserError(
-                "layers with windows need a table for each group; use LLM or build_engine, as lesson 15 does"
-            )
+    def __init__(self, config: PoolShape, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.dtype, self.device = config, dtype, device
 
     @property
@@ -36,8 +42,6 @@ class PoolMaker:
 
     def make(self, num_blocks: int, block_size: int, kernel: str) -> KvPool:
         """Return a pool of this size, read by the kernel with this name; UserError if that is impossible."""
-        if self.config.has_latents:
-            raise UserError("latents need a store of their own; use LLM or build_engine, as lesson 16 does")
         attend = load_kernel(kernel, self.device, self.dtype)
         return KvPool(self.config, num_blocks, block_size, attend, self.dtype, self.device)
 

@@ -3,6 +3,7 @@
 A config has one kind for each layer, in the model's order (`Qwen3Config.layers`); any mixture is legal.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,10 @@ class State(NamedTuple):
     """
 
     shapes: tuple[tuple[tuple[int, ...], torch.dtype | None], ...]
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Return the bytes of one request's tensors in a model of this dtype."""
+        return sum(math.prod(shape) * (own or dtype).itemsize for shape, own in self.shapes)
 
 
 class Latent(NamedTuple):

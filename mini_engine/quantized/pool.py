@@ -6,14 +6,13 @@ full
 precision, but not the same: `bench.py kv_dtype` measures how close.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mini_engine.kv.block_tensor import KvPool, PoolShape
+from mini_engine.kv.pool_maker import KvShape
 from mini_engine.quantized.formats import RowFormat
 
 
@@ -56,23 +55,10 @@ class RowKvPool(KvPool):
         super().set_kv(layer, slot_mapping, self.rows.write(k), self.rows.write(v))
 
 
-@dataclass(frozen=True)
-class RowShape:
-    """The shape of a token's rows in each layer, at one byte an element."""
-
-    num_hidden_layers: int
-    k_shape: tuple[int, int]
-    v_shape: tuple[int, int]
-
-    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Return the bytes of one token's rows in all layers."""
-        return (math.prod(self.k_shape) + math.prod(self.v_shape)) * self.num_hidden_layers * dtype.itemsize
-
-
-def stored(config: PoolShape, rows: RowFormat) -> RowShape:
+def stored(config: PoolShape, rows: RowFormat) -> KvShape:
     """Return the shape of a pool with a row for each vector of this configuration."""
     (k_heads, k_dim), (v_heads, v_dim) = config.k_shape, config.v_shape
-    return RowShape(config.num_hidden_layers, (k_heads, rows.row_bytes(k_dim)), (v_heads, rows.row_bytes(v_dim)))
+    return KvShape(config.num_hidden_layers, (k_heads, rows.row_bytes(k_dim)), (v_heads, rows.row_bytes(v_dim)))
 
 
 def bytes_per_token(config: PoolShape, rows: RowFormat) -> int:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mini_engine.engine.layout import state_pool, store_of
 from mini_engine.kv.block_tensor import KvPool
 
 
@@ -25,27 +26,12 @@ class Memory:
 
     def take_kv(self, kv: KvPool) -> None:
         """Use this KV pool from now on, wrapped in a store if the model needs one."""
-        self.kv = self.store = kv
-        if self.model.config.has_windows:
-            from mini_engine.windows.store import GroupedKv
-
-            self.store = GroupedKv(self.model.config, kv)
-        elif self.model.config.has_latents:
-            from mini_engine.latents.store import LatentKv
-
-            self.store = LatentKv(self.model.config, kv)
+        self.kv, self.store = kv, store_of(self.model, kv)
 
     def make_states(self, max_reqs: int, max_track_slots: int) -> None:
         """Create a pool of states to go with the KV pool."""
-        from mini_engine.hybrid.fast import native_step_for
-        from mini_engine.hybrid.gdn_pool import GdnPool
-        from mini_engine.hybrid.store import HybridKv
-
-        model = self.model
-        self.states = GdnPool.for_model(
-            model.config, max_reqs, device=model.device, dtype=model.dtype, max_track_slots=max_track_slots
-        )
-        self.store = HybridKv(model.config, self.kv, self.states, native_step_for(model))
+        self.states = state_pool(self.model, max_reqs, max_track_slots)
+        self.store = store_of(self.model, self.kv, self.states)
 
     def block_bytes(self) -> Any:
         """Return this rank's part of whole blocks as bytes."""

@@ -12,7 +12,9 @@ be smaller, and then wastes the rest of its blocks. vLLM interleaves them: with 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mini_engine.checkpoint.config_schema import FULL
+from mini_engine.model.kinds import Full, Kind
+
+FULL = Full()
 
 
 class Place(NamedTuple):
@@ -22,7 +24,7 @@ class Place(NamedTuple):
     index: int
 
 
-def places_of(layer_types: Sequence[str]) -> list[Place]:
+def places_of(layers: Sequence[Kind]) -> list[Place]:
     """Return the place of each layer.
 
     Group 0 has the full layers. If all layers have windows, the first layer goes there: the prefix tree needs a group
@@ -30,14 +32,14 @@ def places_of(layer_types: Sequence[str]) -> list[Place]:
     group, `index` counts its layers from 0, in the model's order.
 
     Args:
-        layer_types: FULL, or another type for a layer with a window.
+        layers: the kind of each: FULL, or a Window.
     """
-    full = [layer for layer, kind in enumerate(layer_types) if kind == FULL] or [0]
-    windowed = [layer for layer in range(len(layer_types)) if layer not in full]
+    full = [layer for layer, kind in enumerate(layers) if kind == FULL] or [0]
+    windowed = [layer for layer in range(len(layers)) if layer not in full]
     places = {layer: Place(0, index) for index, layer in enumerate(full)}
     for position, layer in enumerate(windowed):
         places[layer] = Place(1 + position // len(full), position % len(full))
-    return [places[layer] for layer in range(len(layer_types))]
+    return [places[layer] for layer in range(len(layers))]
 
 
 def group_size(places: Sequence[Place]) -> int:

@@ -148,6 +148,10 @@ class WindowMemory(CacheMemory):
         self.holds[request_id].num_computed = num_computed
         return False
 
+    def keep(self, request_id: str, table: RequestTable) -> None:
+        """Note that others may begin where the stored blocks end: another memory has been kept there."""
+        self.holds[request_id].ends.add(table.shared.num_stored)
+
     def settle(self, request_id: str) -> None:
         """Leave companions for the blocks that the tree has taken, then free what no later token sees."""
         hold = self.holds[request_id]

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.contract import EVERY_KEY, Kernel
-from mini_engine.checkpoint.config_schema import SLIDING
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.kv.direct import LayerCache
+from mini_engine.model.kinds import Kind, Window
 from mini_engine.windows.groups import Place, places_of
 from mini_engine.windows.kernels import windowed
-from mini_engine.windows.window_config import WindowConfig
 
 
 @dataclass(frozen=True)
@@ -28,19 +27,20 @@ class GroupedKv:
     """Lesson 3's pool as a store for layers in groups.
 
     Args:
-        config: says which layers have windows. kv: a pool with as many layers as group 0.
+        layers: the kind of each layer that attends: full, or a window of the same size as the others.
+        kv: a pool with as many layers as group 0.
 
     Attributes:
         places: each layer's. windows: the number of keys a query of each layer sees. kernels: the one that each layer
             calls.
     """
 
-    def __init__(self, config: WindowConfig, kv: KvPool) -> None:
+    def __init__(self, layers: Sequence[Kind], kv: KvPool) -> None:
         self.kv = kv
-        self.places: Sequence[Place] = places_of(config.layer_types)
-        self.windows = [config.sliding_window if kind == SLIDING else EVERY_KEY for kind in config.layer_types]
+        self.places: Sequence[Place] = places_of(layers)
+        self.windows = [kind.size if isinstance(kind, Window) else EVERY_KEY for kind in layers]
         kernel = cast(Kernel, kv.kernel)  # an engine's pool has a Kernel, not a bare function
-        with_window = windowed(kernel, config.sliding_window)
+        with_window = windowed(kernel, min(self.windows))
         self.kernels = [kernel if window == EVERY_KEY else with_window for window in self.windows]
 
     @property

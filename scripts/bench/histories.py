@@ -25,6 +25,7 @@ import torch
 from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
+from mini_engine.model.kinds import State, Window
 
 CHUNK, WINDOW = 2048, 1024
 OURS, SHORT, HF, READ = "ours", "ours, no history", "transformers", "read"
@@ -100,13 +101,13 @@ def rows_of(kind: str, place: Path, history: int, args: Namespace) -> list[dict[
 
 def history_bytes(engine: Engine, history: int) -> int:
     """Return the bytes of K and V (or of latents) that one decode must read after a history."""
-    config: Any = engine.config  # a WindowConfig has more fields
-    dtype = engine.runner.model.dtype
-    every = config.kv_bytes_per_token(dtype)
-    if not config.has_windows:
-        return history * every
-    full = sum(kind == "full_attention" for kind in config.layer_types) / config.num_hidden_layers
-    return int(every * (full * history + (1 - full) * min(history, config.sliding_window)))
+    every = engine.config.kv_bytes_per_token(engine.runner.model.dtype)
+    seen = [
+        min(history, kind.size) if isinstance(kind, Window) else history
+        for kind in engine.config.layers
+        if not isinstance(kind, State)
+    ]
+    return every * sum(seen) // len(seen)
 
 
 def filled_cache(model, history: int):

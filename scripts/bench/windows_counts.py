@@ -12,7 +12,6 @@ from typing import Any
 
 from scripts.bench.hybrid import serve
 
-from mini_engine.checkpoint.config_schema import FULL, SLIDING
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
@@ -21,6 +20,7 @@ from mini_engine.kv.cache_coordinator import cache_of, coordinated
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.refcount import RefCountedAllocator
+from mini_engine.model.kinds import Full, Kind, Window
 from mini_engine.windows.groups import group_size, num_window_groups, places_of
 from mini_engine.windows.memory import WindowMemory
 
@@ -47,21 +47,21 @@ class Shape:
     block_size: int = 16
 
     @property
-    def layer_types(self) -> list[str]:
-        """The type of each layer: full layers, if any, are the last ones of equal groups."""
+    def layers(self) -> list[Kind]:
+        """The kind of each layer: full layers, if any, are the last ones of equal groups."""
         every = self.num_layers // self.num_full if self.num_full else self.num_layers + 1
         full = set(list(range(every - 1, self.num_layers, every))[: self.num_full])
-        return [FULL if layer in full else SLIDING for layer in range(self.num_layers)]
+        return [Full() if layer in full else Window(self.window) for layer in range(self.num_layers)]
 
     @property
     def num_groups(self) -> int:
         """Groups with a window."""
-        return num_window_groups(places_of(self.layer_types)) if self.window else 0
+        return num_window_groups(places_of(self.layers)) if self.window else 0
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block, in bfloat16: K and V of the layers of one group."""
-        layers = group_size(places_of(self.layer_types)) if self.window else self.num_layers
+        layers = group_size(places_of(self.layers)) if self.window else self.num_layers
         return layers * self.block_size * self.kv_heads * self.head_dim * 2 * 2
 
     @property

@@ -23,6 +23,7 @@ from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
+from mini_engine.model.kinds import Window
 
 NEW = 4
 FULL, WINDOWS, READ = "full", "windows", "read"
@@ -73,7 +74,7 @@ def engine_behind(path: Path, args: Namespace, batch: int, rounds: int) -> Engin
     length = args.history + answer
     limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=CHUNK, chunked_prefill_size=CHUNK)
     model = build.load(path, args.dtype, "cpu")
-    blocks = -(-length // 16) * batch * (4 if model.config.has_windows else 1) + 64
+    blocks = -(-length // 16) * batch * (4 if any(isinstance(kind, Window) for kind in model.config.layers) else 1) + 64
     engine = build.build_engine(model, num_blocks=blocks, scheduler_config=limits, enable_prefix_caching=False)
     assert isinstance(engine.runner, ModelRunner)
     pool = getattr(engine.runner.pool, "kv", engine.runner.pool)

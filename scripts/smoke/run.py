@@ -19,6 +19,7 @@ from scripts.smoke.hugging_face import hf_generate, load_hf
 from scripts.smoke.report import Divergence, Report, RequestReport, print_json, show
 
 from mini_engine.cli.parser import guard
+from mini_engine.model.kinds import Latent, State
 
 
 @dataclass
@@ -108,7 +109,7 @@ def find_divergence(model, hf_model, generate: Generate, request: RequestReport,
         best = hf_model(context).logits[0, -1].float().topk(2).values
     gap = float(best[0] - best[1])
     where = "the layers of this kind of model are not compared one by one"
-    if not model.config.has_states and not model.config.has_latents:
+    if not any(isinstance(kind, State | Latent) for kind in model.config.layers):
         where = explain(model, hf_model, generate, request.prompt_ids, position + 1, args)
     expected, got = (ids[position] if position < len(ids) else None for ids in (request.hf, request.ours))
     return Divergence(position, expected, got, gap, is_near_tie(gap, float(best[0]), args.dtype), str(where))

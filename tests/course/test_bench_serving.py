@@ -19,6 +19,7 @@ import pytest
 
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import UserError
+from mini_engine.model.kinds import Full, Window
 from mini_engine.text.tokenizer import Tokenizer
 from tests.support import write_checkpoint
 
@@ -144,14 +145,14 @@ def test_a_batch_may_share_its_first_blocks():
 
 def test_a_window_s_history_is_what_its_layers_see():
     class Windows:
-        has_windows, layer_types, num_hidden_layers, sliding_window = True, ("w", "w", "w", "full_attention"), 4, 100
+        layers = (Window(100), Window(100), Window(100), Full())
         kv_bytes_per_token = staticmethod(lambda dtype: 8)
 
-    class Full:
-        has_windows, kv_bytes_per_token = False, staticmethod(lambda dtype: 8)
+    class Plain:
+        layers, kv_bytes_per_token = (Full(),), staticmethod(lambda dtype: 8)
 
     def engine(config):
         return Namespace(config=config, runner=Namespace(model=Namespace(dtype=None)))
 
-    assert history_bytes(engine(Full), 1000) == 8000
+    assert history_bytes(engine(Plain), 1000) == 8000
     assert history_bytes(engine(Windows), 1000) == 2 * 1000 + 6 * 100 and history_bytes(engine(Windows), 50) == 400

@@ -21,7 +21,7 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, SchedulerConfig
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.model import HybridForCausalLM
-from mini_engine.hybrid.runner import with_states
+from mini_engine.hybrid.plan import with_states
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.hybrid.weights import load_hybrid
 from mini_engine.kv.block_tensor import KvPool
@@ -117,7 +117,7 @@ def first_logits(family: str, ids: list[int], dtype: torch.dtype = torch.float32
     model, hf = both(family, dtype)
     size = 16
     kv = KvPool(model.config.kv_config, 2 + len(ids) // size, size, load_kernel("reference"), dtype)
-    store = HybridKv(model.config, kv, GdnPool.for_model(model.config, 1, dtype=dtype))
+    store = HybridKv(kv, GdnPool.for_model(model.config, 1, dtype=dtype))
     request = Request("r", ids, SamplingParams(temperature=0, max_tokens=1))
     step = plan_step([Chunk(request, 0, len(ids), array("i", range(1, 2 + len(ids) // size)))], size, store.device)
     logits = model(step.token_ids, store, with_states(step.meta, [[1]], [len(ids)]))

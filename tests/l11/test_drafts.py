@@ -12,7 +12,7 @@ from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.native import NativeStep
-from mini_engine.hybrid.runner import with_states
+from mini_engine.hybrid.plan import with_states
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from tests.l11.models import SELECTED, both
@@ -39,7 +39,7 @@ def native_step(config, kind):
 def store_of(config, kind):
     """Return a store whose states are random, the same each time."""
     kv = KvPool(config.kv_config, 2, 8, load_kernel("reference"), torch.float32)
-    store = HybridKv(config, kv, GdnPool.for_model(config, 8), native_step(config, kind))
+    store = HybridKv(kv, GdnPool.for_model(config, 8), native_step(config, kind))
     torch.manual_seed(0)
     for states in (store.states.recurrent_state, store.states.conv_state):
         states.normal_()

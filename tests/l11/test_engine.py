@@ -10,8 +10,8 @@ from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
-from mini_engine.hybrid.runner import HybridPlan
-from mini_engine.hybrid.storage import Slots, slots_in_budget
+from mini_engine.hybrid.plan import HybridPlan
+from mini_engine.hybrid.sizes import Slots, slots_in_budget
 from tests.l11.models import SELECTED, ask, both, check_nothing_is_lost, drain, first_logits, greedy, hybrid
 from tests.support import some_ids
 

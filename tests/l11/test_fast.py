@@ -37,7 +37,7 @@ def stores(config, dtype):
     found = []
     for step in (None, NativeStep(config, dtype)):
         kv = KvPool(config.kv_config, 2, 8, load_kernel("reference"), dtype)
-        found.append(HybridKv(config, kv, GdnPool.for_model(config, 6, dtype=dtype), step))
+        found.append(HybridKv(kv, GdnPool.for_model(config, 6, dtype=dtype), step))
     found[0].states.recurrent_state.normal_()
     found[0].states.conv_state.normal_()
     found[1].states.recurrent_state.copy_(found[0].states.recurrent_state)

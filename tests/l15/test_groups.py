@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mini_engine.model.kinds import Full, Window
 from mini_engine.windows.groups import Place, group_size, num_window_groups, places_of
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING = Full(), Window(5)
 
 
 def types(letters):
@@ -49,15 +50,15 @@ def test_a_model_of_windows_alone_keeps_its_first_layer_whole(letters):
 @pytest.mark.task(1)
 @given(st.text(alphabet="FS", min_size=2, max_size=20).filter(lambda letters: "S" in letters))
 def test_no_two_layers_share_a_place_and_the_pool_holds_all(letters):
-    layer_types = types(letters)
-    places = list(places_of(layer_types))
-    assert len(set(places)) == len(layer_types), f"{letters}: two layers would write over each other's K and V"
+    layers = types(letters)
+    places = list(places_of(layers))
+    assert len(set(places)) == len(layers), f"{letters}: two layers would write over each other's K and V"
     size = max(1, letters.count("F"))
     assert group_size(places) == size, f"{letters}: the pool has a tensor for each full layer"
     largest = max(place.index for place in places)
     assert largest < size, f"{letters}: an index beyond the pool's tensors"
-    if FULL in layer_types:
+    if FULL in layers:
         found = [place.group == 0 for place in places]
-        assert found == [kind == FULL for kind in layer_types], f"{letters}: full layers, and no others, are in group 0"
-    fewest = -(-(len(layer_types) - size) // size)
+        assert found == [kind == FULL for kind in layers], f"{letters}: full layers, and no others, are in group 0"
+    fewest = -(-(len(layers) - size) // size)
     assert num_window_groups(places) == fewest, f"{letters}: as few groups as there can be"

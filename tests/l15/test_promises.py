@@ -11,7 +11,6 @@ from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.windows.memory import WindowMemory
-from mini_engine.windows.storage import most_in_step
 from tests.l15.ledger import Windows, compute
 from tests.support import must_raise
 
@@ -44,7 +43,7 @@ def test_the_most_is_what_a_window_and_a_step_can_touch(window, size, max_step):
 def test_drafts_count_as_tokens_of_a_step(chunk, budget, speculate, most):
     """Two requests may run. One of them may get all the drafts of a step: `max_drafts`."""
     config = EngineConfig(speculate=speculate, scheduler_config=SchedulerConfig(2, budget, chunk))
-    assert most_in_step(config) == most
+    assert config.most_in_step == most
 
 
 @pytest.mark.task(5)

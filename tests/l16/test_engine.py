@@ -226,7 +226,7 @@ def test_a_request_that_can_never_fit_is_refused_when_it_comes():
 def test_what_cannot_read_latents_says_so():
     with refused(UserError, "'triton' auto reference"):
         latents(kernel="triton")
-    with refused(UserError, "LLM build_engine 16"):
+    with refused(UserError, "LLM build_engine"):
         Engine.for_model(load(), num_blocks=8)
     with pytest.raises(UserError, match="fused"):
         latents(backend="fused")

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from mini_engine.engine.runner import Step, int64, plan_rows
+from mini_engine.engine.runner import Plan, Step, int64, plan_rows
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.hybrid.store import HybridMeta, Run, Stage
 from mini_engine.kv.block_tensor import ForwardMeta
@@ -16,18 +16,19 @@ SlotsOf = Callable[[str], Sequence[int]]
 
 
 class HybridPlan:
-    """Plans a step as lesson 5 does, and adds state slots.
+    """Plans a step, and adds state slots.
 
     Args:
         slots_of: returns a running request's slots for its id: its own, and one more for each draft (`StateMemory`).
+        plan: plans the step itself, as lesson 5 does.
     """
 
-    def __init__(self, slots_of: SlotsOf) -> None:
-        self.slots_of = slots_of
+    def __init__(self, slots_of: SlotsOf, plan: Plan = plan_rows) -> None:
+        self.slots_of, self.plan = slots_of, plan
 
     def __call__(self, chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step:
         """Return the plan, on `device`."""
-        step = plan_rows(chunks, block_size, device)
+        step = self.plan(chunks, block_size, device)
         slots = [self.slots_of(chunk.request.id) for chunk in chunks]
         lengths = [chunk.stop - chunk.start for chunk in chunks]
         return step._replace(meta=with_states(step.meta, slots, lengths))

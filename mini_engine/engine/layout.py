@@ -1,0 +1,211 @@
+"""Course machinery. Turns what each layer of a model keeps into pools, memories and the store.
+
+No other module of the engine asks for the kinds of layers. Full layers and windows are groups of one pool, states have
+a pool of their own, and a prefix is cached as far as all of them can resume from it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from mini_engine.engine.pools import Pools
+from mini_engine.engine.storage import MemoryKind, Storage
+from mini_engine.engine_config import EngineConfig
+from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.coordinator import KvCoordinator
+from mini_engine.kv.manager import blocks_in_budget
+from mini_engine.kv.memory import CacheMemory
+from mini_engine.kv.pool_maker import KvShape, PoolMaker
+from mini_engine.model.kinds import Full, Kind, Latent, State, Window
+
+
+def storage_of(model: Any, config: EngineConfig, pools: Pools, budget: int) -> Storage:
+    """Return the storage of a model with its layers.
+
+    Args:
+        pools: creates pools in all processes of the model. budget: bytes for all of them, if `num_blocks` is not given.
+
+    Raises:
+        UserError: the memory is too small, or such layers cannot be stored together.
+    """
+    layers = model.config.layers
+    check_kinds(layers)
+    maker = pools.maker(pool_maker(model, config))
+    with told_of("kv_bytes"):
+        num_blocks, slots = divided(layers, model, config, maker.bytes_per_token, budget)
+        kv = maker.make(num_blocks, config.block_size, config.kernel)
+    states = state_pool(model, *slots) if slots else None
+    kinds = [] if states is None else [state_kind(states, pools, config)]
+    allocator = None
+    if has(Window, layers):
+        kind, allocator = window_kind(layers, num_blocks, config)
+        kinds.insert(0, kind)  # its tables first: a state's slots are added to them
+    caches = config.enable_prefix_caching and (states is None or states.max_track_slots > 0)
+    coordinator = coordinator_for([kind.memory for kind in reversed(kinds)], caches, allocator)
+    return Storage(store_of(model, kv, states), kv, maker.copier(kv), coordinator, kinds)
+
+
+def has(kind: type[Kind], layers: Sequence[Kind]) -> bool:
+    """Return True if one of the layers is of this kind."""
+    return any(isinstance(layer, kind) for layer in layers)
+
+
+def check_kinds(layers: Sequence[Kind]) -> None:
+    """Raise UserError if the layers cannot be stored together."""
+    for kind, name in ((State, "states"), (Window, "windows"), (Latent, "latents")):
+        if len(found := {layer for layer in layers if isinstance(layer, kind)}) > 1:
+            raise UserError(f"the layers have {name} of {len(found)} sizes, {found}; a model needs one for all")
+    if has(Latent, layers) and (has(Window, layers) or has(Full, layers)):
+        raise UserError("some layers keep latents and others K and V, which no pool here holds together")
+
+
+def attending(layers: Sequence[Kind]) -> list[Kind]:
+    """Return the kinds of the layers that attend, in the model's order: those without a state."""
+    return [kind for kind in layers if not isinstance(kind, State)]
+
+
+def pool_maker(model: Any, config: EngineConfig) -> PoolMaker:
+    """Return the maker of the pool for K and V, or latents, in this KV dtype."""
+    shape, place = kv_shape(model.config), (model.dtype, model.device)
+    has_latents = has(Latent, model.config.layers)
+    if config.kv_dtype != "auto":
+        from mini_engine.quantized.formats import FORMATS
+        from mini_engine.quantized.pool_maker import RowPoolMaker
+
+        return RowPoolMaker(shape, *place, FORMATS[config.kv_dtype], has_latents)
+    if has_latents:
+        from mini_engine.latents.pool_maker import LatentPoolMaker
+
+        return LatentPoolMaker(shape, *place)
+    return PoolMaker(shape, *place)
+
+
+def kv_shape(config: Any) -> KvShape:
+    """Return the shape of a model's KV pool: a tensor for each layer that attends, shared by groups of windows."""
+    num_layers, layers = len(attending(config.layers)), attending(config.layers)
+    if has(Window, layers):
+        from mini_engine.windows.groups import group_size, places_of
+
+        num_layers = group_size(places_of(layers))
+    return KvShape(num_layers, config.k_shape, config.v_shape)
+
+
+def divided(
+    layers: Sequence[Kind], model: Any, config: EngineConfig, bytes_per_token: int, budget: int
+) -> tuple[int, Sequence[int]]:
+    """Return the blocks of the KV pool, and the state slots for requests and for checkpoints, if layers keep states."""
+    if has(State, layers):
+        from mini_engine.hybrid.sizes import sizes_of
+
+        state_bytes = sum(kind.num_bytes(model.dtype) for kind in layers if isinstance(kind, State))
+        return sizes_of(state_bytes, config, bytes_per_token, budget)
+    if config.num_blocks is not None:
+        return config.num_blocks, ()
+    return blocks_in_budget(budget, bytes_per_token, config.block_size), ()
+
+
+def state_pool(model: Any, max_reqs: int, max_track_slots: int) -> Any:
+    """Return lesson 11's pool for the states of this model, or of a rank's share of it."""
+    from mini_engine.hybrid.gdn_pool import GdnPool
+
+    place = dict(device=model.device, dtype=model.dtype)
+    return GdnPool.for_model(model.config, max_reqs, max_track_slots=max_track_slots, **place)
+
+
+def store_of(model: Any, kv: KvPool, states: Any = None) -> Any:
+    """Return the store that a model, or a rank's share of it, reads and writes: the pool, or a store around it.
+
+    Args:
+        states: lesson 11's pool, if layers keep states.
+    """
+    layers, store = attending(model.config.layers), kv
+    if has(Window, layers):
+        from mini_engine.windows.store import GroupedKv
+
+        store = GroupedKv(layers, kv)
+    elif has(Latent, layers):
+        from mini_engine.latents.store import LatentKv
+
+        store = LatentKv(model.config, kv)
+    if states is None:
+        return store
+    from mini_engine.hybrid.fast import native_step_for
+    from mini_engine.hybrid.store import HybridKv
+
+    return HybridKv(store, states, native_step_for(model))
+
+
+def state_kind(states: Any, pools: Pools, config: EngineConfig) -> MemoryKind:
+    """Return what layers with a state bring (lesson 11)."""
+    from mini_engine.hybrid.gdn_pool import PADDING_SLOT
+    from mini_engine.hybrid.memory import StateMemory
+    from mini_engine.hybrid.plan import HybridPlan
+    from mini_engine.hybrid.sizes import interval_of
+
+    def rows() -> Any:
+        from mini_engine.hybrid.graphs import SlotRows
+
+        return SlotRows(memory.slots_of)
+
+    memory = StateMemory(pools.slots(states), config.block_size, interval_of(config), config.max_drafts)
+    probe = partial(HybridPlan, lambda request_id: [PADDING_SLOT])
+    return MemoryKind(memory, partial(HybridPlan, memory.slots_of), probe, rows, states)
+
+
+def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -> tuple[MemoryKind, Any]:
+    """Return what layers with a window bring (lesson 15), and the allocator from which all groups draw blocks."""
+    from mini_engine.kv.refcount import RefCountedAllocator
+    from mini_engine.windows.groups import num_window_groups, places_of
+    from mini_engine.windows.memory import WindowMemory
+    from mini_engine.windows.plan import WindowPlan, same_in_all
+
+    def rows() -> Any:
+        from mini_engine.windows.graphs import GroupRows
+
+        return GroupRows(memory.tables_of, num_groups)
+
+    [window] = {kind.size for kind in layers if isinstance(kind, Window)}
+    num_groups = num_window_groups(places_of(attending(layers)))
+    allocator = RefCountedAllocator(num_blocks, config.block_size)
+    memory = WindowMemory(allocator, window, num_groups, config.most_in_step)
+    plan, probe = partial(WindowPlan, memory.tables_of, num_groups), partial(same_in_all, num_groups)
+    return MemoryKind(memory, plan, probe, rows), allocator
+
+
+def coordinator_for(memories: Sequence[CacheMemory], caches: bool, allocator: Any) -> Callable[..., KvCoordinator]:
+    """Return the maker of the manager's coordinator.
+
+    Args:
+        memories: what requests need beside their tables, the one that keeps the fewest places first.
+        caches: prefixes are shared. allocator: as for lesson 8's PrefixCache.
+    """
+    if not memories and not caches:
+        return KvCoordinator
+    from mini_engine.kv.cache_coordinator import CacheCoordinator  # without prefix caching, lesson 8 is not needed
+
+    if not memories:
+        return CacheCoordinator
+    from mini_engine.kv.prefix_cache import PrefixCache
+
+    memory = memories[0] if len(memories) == 1 else several(memories)
+    # without prefix caching: a tree that keeps nothing
+    prefixes = partial(PrefixCache, capacity=None if caches else 0, memory=memory, allocator=allocator)
+    return partial(CacheCoordinator, prefixes=prefixes, memory=memory)
+
+
+def several(memories: Sequence[CacheMemory]) -> CacheMemory:
+    """Return several memories as one."""
+    from mini_engine.kv.memories import Memories
+
+    return Memories(memories)
+
+
+@contextmanager
+def told_of(param: str) -> Iterator[None]:
+    """Raise UserError about this option in place of OutOfBlocks: the pool would hold no block for requests."""
+    try:
+        yield
+    except OutOfBlocks as error:
+        raise UserError(str(error), param=param) from None
