@@ -71,7 +71,7 @@ def test_the_other_ranks_make_a_pool_of_one_group_s_layers():
     pool = engine_over(wire, **OPTIONS).runner.pool
     [size] = [message for message in wire.sent if isinstance(message, PoolSize)]
     assert size.maker.config.num_hidden_layers == len(pool.K) == 2, "two full layers: blocks of two layers"
-    assert size.maker.config.num_key_value_heads == pool.K[0].shape[2] == 1, "and of a rank's share of the heads"
+    assert size.maker.config.k_shape[0] == pool.K[0].shape[2] == 1, "and of a rank's share of the heads"
 
 
 def test_tiers_over_ranks_carry_windows():
