@@ -10,7 +10,6 @@ from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
 from mini_engine.hybrid.gdn_pool import PADDING_SLOT, GdnPool
 from mini_engine.hybrid.memory import StateMemory
-from mini_engine.hybrid.model import HybridForCausalLM
 from mini_engine.hybrid.native import NativeStep
 from mini_engine.hybrid.runner import HybridPlan
 from mini_engine.hybrid.store import HybridKv
@@ -19,6 +18,7 @@ from mini_engine.kv.cache_coordinator import CacheCoordinator
 from mini_engine.kv.manager import blocks_in_budget
 from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.kv.prefix_cache import PrefixCache
+from mini_engine.model.causal_lm import CausalLM
 
 MOST_CHECKPOINTS = 4  # per request that may run
 INTERVAL = 256
@@ -44,7 +44,7 @@ def itself(pool: GdnPool) -> TrackSlots:
 
 
 def hybrid_storage(
-    model: HybridForCausalLM,
+    model: CausalLM,
     config: EngineConfig,
     maker: PoolMaker,
     native_step: NativeStep | None = None,
@@ -80,7 +80,7 @@ def hybrid_storage(
     )
 
 
-def sizes_of(model: HybridForCausalLM, config: EngineConfig, bytes_per_token: int) -> Sizes:
+def sizes_of(model: CausalLM, config: EngineConfig, bytes_per_token: int) -> Sizes:
     """Divide the memory; at most half of it goes to states. With `num_blocks`, states come on top."""
     seqs, spare = config.max_num_seqs, config.max_drafts
     state_bytes = model.config.state_bytes(model.dtype)

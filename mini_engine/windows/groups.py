@@ -12,7 +12,7 @@ be smaller, and then wastes the rest of its blocks. vLLM interleaves them: with 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mini_engine.checkpoint.config_schema import FULL
+from mini_engine.model.kinds import FULL
 
 
 class Place(NamedTuple):

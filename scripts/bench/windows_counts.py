@@ -12,7 +12,6 @@ from typing import Any
 
 from scripts.bench.hybrid import serve
 
-from mini_engine.checkpoint.config_schema import FULL, SLIDING
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
@@ -21,6 +20,7 @@ from mini_engine.kv.cache_coordinator import cache_of, coordinated
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.refcount import RefCountedAllocator
+from mini_engine.model.kinds import FULL, SLIDING
 from mini_engine.windows.groups import group_size, num_window_groups, places_of
 from mini_engine.windows.memory import WindowMemory
 
