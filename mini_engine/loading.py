@@ -1,33 +1,20 @@
-"""Course machinery. Loads any checkpoint of the course, of lesson 0, 11 (hybrids), 15 (windows) or 16 (latents)."""
+"""Course machinery. Loads any checkpoint of the course: its config.json names the family that reads it."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 
-from mini_engine.checkpoint.config import DTYPES, Qwen3Config
+from mini_engine.checkpoint.config import DTYPES
 from mini_engine.checkpoint.json_files import read_json
-from mini_engine.checkpoint.stored import Stored
-from mini_engine.checkpoint.weights import load_model, resolve_checkpoint, stored_model
+from mini_engine.checkpoint.weights import resolve_checkpoint
 from mini_engine.errors import UserError
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.families import family_of
+from mini_engine.families.family import Family
+from mini_engine.model.causal_lm import CausalLM
 from mini_engine.values import shown
 
 
-class Reader(NamedTuple):
-    """The functions that read one kind of checkpoint.
-
-    shape: returns its config. load: returns the model, ready for inference. stored: returns its checked tensors, of
-    which a rank loads a part.
-    """
-
-    shape: Callable[[Path], Any]
-    load: Callable[..., Any]
-    stored: Callable[[Path], Stored[Any]]
-
-
-def load(path_or_hub_id: str | Path, dtype: str | torch.dtype, device: str | torch.device) -> Qwen3ForCausalLM:
+def load(path_or_hub_id: str | Path, dtype: str | torch.dtype, device: str | torch.device) -> CausalLM:
     """Load a checkpoint.
 
     Args:
@@ -47,31 +34,10 @@ def load(path_or_hub_id: str | Path, dtype: str | torch.dtype, device: str | tor
     return reader_of(directory).load(directory, dtype, device)
 
 
-def reader_of(directory: Path) -> Reader:
-    """Return the reader for a checkpoint: lesson 0's, 11's, 15's or 16's."""
-    from mini_engine.checkpoint.config_schema import (
-        has_latents,
-        has_windows,
-        is_hybrid,
-    )  # its library is needed only here
-
-    raw = read_json(directory / "config.json")
-    if is_hybrid(raw):
-        from mini_engine.hybrid.hybrid_config import HybridConfig
-        from mini_engine.hybrid.weights import load_hybrid, stored_hybrid
-
-        return Reader(HybridConfig.from_dir, load_hybrid, stored_hybrid)
-    if has_windows(raw):
-        from mini_engine.windows.weights import load_windowed, stored_windowed
-        from mini_engine.windows.window_config import WindowConfig
-
-        return Reader(WindowConfig.from_dir, load_windowed, stored_windowed)
-    if has_latents(raw):
-        from mini_engine.latents.latent_config import LatentConfig
-        from mini_engine.latents.weights import load_latents, stored_latents
-
-        return Reader(LatentConfig.from_dir, load_latents, stored_latents)
-    return Reader(Qwen3Config.from_dir, load_model, stored_model)
+def reader_of(directory: Path) -> Family:
+    """Return the family that reads a checkpoint. UserError: its config.json is of none that run here."""
+    path = directory / "config.json"
+    return family_of(read_json(path), path)
 
 
 def check_kind(path_or_hub_id: str | Path) -> None:

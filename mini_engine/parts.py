@@ -22,6 +22,7 @@ from mini_engine.engine.scheduler import Chunk, Decoding
 from mini_engine.engine.storage import Storage
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
+from mini_engine.families import family_named
 from mini_engine.kv.coordinator import KvCoordinator
 from mini_engine.kv.manager import KvCacheManager
 
@@ -35,44 +36,16 @@ def with_layers(model: Any, backend: str) -> Any:
     Raises:
         UserError: the backend does not work for this model or on this machine.
     """
-    if model.config.has_states:
-        return with_hybrid_layers(model, backend)
-    return with_latent_layers(model, backend) if model.config.has_latents else with_backend(model, backend)
-
-
-def with_backend(model: Any, backend: str) -> Any:
-    """Return the model with the layers of this backend."""
-    if backend == "fused" or (backend == "auto" and model.device.type == "cuda"):
-        return with_fused_layers(model, backend)
+    family = family_named(model.config.model_type)
+    if family.fuse and (backend == "fused" or (backend == "auto" and model.device.type == "cuda")):
+        return with_fused_layers(model, family.fuse, backend)
     if backend == "reference" or (backend == "auto" and model.device.type != "cpu"):
         return model
-    from mini_engine.layers import speed_up
-
-    return speed_up(model, backend)
+    return family.speed_up(model, backend)
 
 
-def with_hybrid_layers(model: Any, backend: str) -> Any:
-    """Return lesson 11's model with the layers of this backend."""
-    if backend == "reference" or (backend == "auto" and model.device.type != "cpu"):
-        return model
-    from mini_engine.hybrid.fast import speed_up_hybrid
-
-    return speed_up_hybrid(model, backend)
-
-
-def with_latent_layers(model: Any, backend: str) -> Any:
-    """Return lesson 16's model with the layers of this backend."""
-    if backend == "reference" or (backend == "auto" and model.device.type != "cpu"):
-        return model
-    from mini_engine.latents.fast import speed_up_latents
-
-    return speed_up_latents(model, backend)
-
-
-def with_fused_layers(model: Any, backend: str) -> Any:
+def with_fused_layers(model: Any, fuse: Callable[[Any], Any], backend: str) -> Any:
     """Return the model with lesson 10's layers. If they do not work here, "auto" keeps the model and says so."""
-    from mini_engine.layers.fused_layers import fuse
-
     try:
         return fuse(model)
     except UserError as why:
@@ -94,7 +67,7 @@ def identity_of(model: Any, config: EngineConfig) -> Any:
     return tiers.identity_of(model, config)
 
 
-def identity_of_stored(stored: Stored[Any], dtype: torch.dtype, config: EngineConfig) -> Any:
+def identity_of_stored(stored: Stored, dtype: torch.dtype, config: EngineConfig) -> Any:
     """Return the same for a model that no process loads as a whole (lesson 18)."""
     if not config.needs_identity:
         return None

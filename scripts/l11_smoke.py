@@ -124,10 +124,10 @@ def outcome(engine: Engine, outputs) -> Outcome:
 
 
 def arguments():
-    from mini_engine.hybrid.weights import load_hybrid
+    from mini_engine.families.qwen3_5 import FAMILY
 
     parser = make_parser(first_line(__doc__), block_size=8)
-    parser.set_defaults(load_model=load_hybrid, default_model="pocket-hybrid")
+    parser.set_defaults(load_model=FAMILY.load, default_model="pocket-hybrid")
     return parser
 
 

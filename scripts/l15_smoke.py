@@ -145,10 +145,11 @@ def outcome(engine: Engine, outputs) -> Outcome:
 
 
 def arguments():
-    from mini_engine.windows.weights import load_windowed
+    from mini_engine.families.qwen3 import FAMILY
+    from mini_engine.windows.window_config import WindowConfig
 
     parser = make_parser(first_line(__doc__), block_size=8, kernel=True)
-    parser.set_defaults(load_model=load_windowed, default_model="pocket-windows")
+    parser.set_defaults(load_model=FAMILY._replace(shape=WindowConfig.from_dir).load, default_model="pocket-windows")
     return parser
 
 

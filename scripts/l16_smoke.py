@@ -197,10 +197,10 @@ def outcome(engine: Engine, outputs) -> Outcome:
 
 
 def arguments():
-    from mini_engine.latents.weights import load_latents
+    from mini_engine.families.deepseek import FAMILY
 
     parser = make_parser(first_line(__doc__), block_size=8, kernel=True)
-    parser.set_defaults(load_model=load_latents, default_model="pocket-latent")
+    parser.set_defaults(load_model=FAMILY.load, default_model="pocket-latent")
     parser.add_argument("--all", action="store_true", help="also run from disk and with every kernel")
     return parser
 

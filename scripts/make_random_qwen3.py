@@ -81,15 +81,15 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     from mini_engine.checkpoint.config import Qwen3Config
     from mini_engine.checkpoint.json_files import read_json
     from mini_engine.hybrid.hybrid_config import HybridConfig
-    from mini_engine.hybrid.model import HybridForCausalLM
-    from mini_engine.model.qwen3 import Qwen3ForCausalLM
+    from mini_engine.hybrid.model import hybrid_model
+    from mini_engine.model.qwen3 import qwen3_model
 
     hybrid = read_json(directory / "config.json")["model_type"] != "qwen3"
     with torch.device("meta"):
         if hybrid:
-            model = HybridForCausalLM(HybridConfig.from_dir(directory))
+            model = hybrid_model(HybridConfig.from_dir(directory))
         else:
-            model = Qwen3ForCausalLM(Qwen3Config.from_dir(directory))
+            model = qwen3_model(Qwen3Config.from_dir(directory))
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 

@@ -15,7 +15,8 @@ import torch
 
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.weights import load_model
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.model.causal_lm import CausalLM
+from mini_engine.model.qwen3 import qwen3_model
 
 # Each family varies one thing: query heads per key head, head_dim, tied or untied head, biases, odd sizes.
 FAMILIES = {
@@ -40,11 +41,11 @@ BASE = dict(
 )
 
 
-def random_model(seed: int = 0, **changes) -> Qwen3ForCausalLM:
+def random_model(seed: int = 0, **changes) -> CausalLM:
     """Return a random Qwen3 of ours, with the weights' names that a checkpoint has; made without transformers."""
     sizes = BASE | changes
     spread = sizes.pop("initializer_range")
-    model = Qwen3ForCausalLM(Qwen3Config(**sizes)).eval().requires_grad_(False)
+    model = qwen3_model(Qwen3Config(**sizes)).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "norm" in name:

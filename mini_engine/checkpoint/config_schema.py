@@ -12,9 +12,9 @@ from pydantic_core import SchemaValidator, ValidationError
 from pydantic_core import core_schema as s
 
 from mini_engine.errors import UserError, warn_once
+from mini_engine.model.kinds import FULL, SLIDING
 from mini_engine.values import shown
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 WIDTH = s.int_schema(ge=1, le=2**24)  # far beyond any model, and a product of three still fits torch's sizes
 HEADS = s.int_schema(ge=1, le=2**16)
 LAYERS = s.int_schema(ge=1, le=2**20)
@@ -88,31 +88,19 @@ def read_config(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the validated settings of config.json; UserError if malformed or for another kind of model."""
     config = read_shape(raw, path)
     if other := next((kind for kind in layer_types(raw) if kind != FULL), None):
-        advice = "; lesson 15 does: use LLM, mini-engine or scripts/l15_smoke.py" if has_windows(raw) else ""
         raise UserError(
-            f"{path} has layers of type {shown(other)}; lesson 0's model attends to the whole history in every layer"
-            + advice
+            f"{path} has layers of type {shown(other)}; lesson 0's model attends to the whole history in every layer. "
+            "If a later lesson runs this model, LLM and mini-engine do"
         )
     return config
 
 
 def read_shape(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the validated settings of a dense Qwen3 model, with or without windows."""
-    if is_hybrid(raw):
-        raise UserError(
-            f"{path.parent} holds a hybrid model ({shown(raw['model_type'])}), which lessons 0 to 10 cannot run; "
-            "lesson 11 does: use LLM, mini-engine or scripts/l11_smoke.py"
-        )
-    if has_latents(raw):
-        raise UserError(
-            f"{path.parent} holds a model with latents ({shown(raw.get('model_type'))}), which lessons 0 to 15 cannot "
-            "run; lesson 16 does if its layers are dense: use LLM, mini-engine or scripts/l16_smoke.py"
-        )
+    """Return the validated settings of a dense Qwen3 model, whatever its layers see."""
     if raw.get("model_type") != "qwen3":
-        what = shown(raw.get("model_type"))
         raise UserError(
-            f"{path} describes a model of type {what}; this engine runs dense models of type 'qwen3', 'qwen3_5' or "
-            "'deepseek_v3'"
+            f"{path} describes a model of type {shown(raw.get('model_type'))}; lesson 0's model is of type 'qwen3'. If "
+            "a later lesson runs this model, LLM and mini-engine do"
         )
     if raw.get("quantization_config") is not None:
         raise UserError(f"{path} has a quantization_config; this engine runs only weights that are not quantized")
@@ -123,24 +111,6 @@ def read_shape(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
             "heads; the first must be a multiple of the second"
         )
     return config
-
-
-def is_hybrid(raw: Mapping[str, Any]) -> bool:
-    """Return whether a config.json describes a model whose layers keep states, whether or not the engine can run it."""
-    return str(raw.get("model_type")).startswith(("qwen3_5", "qwen3_next"))
-
-
-def has_latents(raw: Mapping[str, Any]) -> bool:
-    """Return whether a config.json describes a model with latents, whether or not the engine can run it."""
-    return "kv_lora_rank" in raw or str(raw.get("model_type")).startswith("deepseek_v")
-
-
-def has_windows(raw: Mapping[str, Any]) -> bool:
-    """Return whether a config.json describes a Qwen3 with windows, whether or not the engine can run it."""
-    if raw.get("model_type") != "qwen3" or not isinstance(raw.get("num_hidden_layers"), int):
-        return False
-    types = layer_types(raw)
-    return isinstance(types, list) and SLIDING in types
 
 
 def layer_types(raw: Mapping[str, Any]) -> list[str]:

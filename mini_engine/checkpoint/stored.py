@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,12 +20,10 @@ from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.json_files import read_json
 from mini_engine.checkpoint.names import EMBEDDING, HEAD, Place, as_stored, place_parameters, unknown
 from mini_engine.errors import UserError, first_line, warn_once
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 PIECE_BYTES = 16 * 2**20
 FILE_DTYPES = ("F64", "F32", "F16", "BF16")
 INDEX_NAME = "model.safetensors.index.json"
-Model = TypeVar("Model", bound=Qwen3ForCausalLM)
 
 
 class Part(NamedTuple):
@@ -65,7 +63,7 @@ class Whole:
 WHOLE = Whole()
 
 
-class Stored(Generic[Model]):
+class Stored:
     """A checkpoint directory. All of its tensors have been checked; none has been read.
 
     Args:
@@ -84,7 +82,7 @@ class Stored(Generic[Model]):
 
     def __init__(
         self,
-        kind: Callable[[Any], Model],
+        kind: Callable[[Any], Any],
         config: Qwen3Config,
         directory: Path,
         renamed: Callable[[str], str] = as_stored,
@@ -103,7 +101,7 @@ class Stored(Generic[Model]):
         if extra := unknown(found, known, ignored):
             warn_once(f"{directory} also holds {_some(extra)}, which this model does not have; ignored")
 
-    def load(self, dtype: torch.dtype, device: str | torch.device = "cpu", cut: Cut = WHOLE) -> Model:
+    def load(self, dtype: torch.dtype, device: str | torch.device = "cpu", cut: Cut = WHOLE) -> Any:
         """Return the model with its weights, or with the parts of them that `cut` selects, ready for inference.
 
         Raises:

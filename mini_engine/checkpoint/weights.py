@@ -9,7 +9,8 @@ from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.shipped import FOLDERS, shipped_checkpoint
 from mini_engine.checkpoint.stored import Stored
 from mini_engine.errors import UserError, first_line
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.model.causal_lm import CausalLM
+from mini_engine.model.qwen3 import qwen3_model
 from mini_engine.values import shown
 
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.json"]
@@ -17,7 +18,7 @@ HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.json"]
 
 def load_model(
     path_or_hub_id: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
-) -> Qwen3ForCausalLM:
+) -> CausalLM:
     """Load a dense Qwen3 checkpoint, ready for inference.
 
     Args:
@@ -32,9 +33,9 @@ def load_model(
     return stored_model(resolve_checkpoint(path_or_hub_id)).load(dtype, device)
 
 
-def stored_model(directory: Path) -> Stored[Qwen3ForCausalLM]:
+def stored_model(directory: Path) -> Stored:
     """Return the checked tensors of a dense Qwen3 checkpoint. UserError: the checkpoint cannot be used."""
-    return Stored(Qwen3ForCausalLM, Qwen3Config.from_dir(directory), directory)
+    return Stored(qwen3_model, Qwen3Config.from_dir(directory), directory)
 
 
 def check_place(dtype: torch.dtype, device: str | torch.device) -> None:

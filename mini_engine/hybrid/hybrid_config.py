@@ -14,8 +14,8 @@ import torch
 from mini_engine.checkpoint.config import Qwen3Config, fields_of
 from mini_engine.checkpoint.generation import end_tokens, sampling_defaults
 from mini_engine.checkpoint.json_files import read_json
-from mini_engine.hybrid.layer_types import FULL, LINEAR
-from mini_engine.model.kinds import Full, Kind, State
+from mini_engine.hybrid.layer_types import LINEAR
+from mini_engine.model.kinds import FULL, Full, Kind, State
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class HybridConfig(Qwen3Config):
     rotary_dim: the dimensions of a head that RoPE rotates, `head_dim * partial_rotary_factor`; the rest pass unchanged.
     """
 
+    model_type: ClassVar[str] = "qwen3_5_text"
     has_states: ClassVar[bool] = True
 
     head_dim: int = 256

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-FULL, LINEAR = "full_attention", "linear_attention"
+from mini_engine.model.kinds import FULL
+
+LINEAR = "linear_attention"
 
 
 def layer_types_of(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ Three things differ from Qwen3's attention: RoPE rotates only the first `rotary_
 yields a gate for every head, and a norm scales by 1 + weight.
 """
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -20,9 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mini_engine.hybrid.hybrid_config import HybridConfig
-from mini_engine.hybrid.layer_types import FULL
-from mini_engine.model.layers import Embedding, Linear, SwiGLU
-from mini_engine.model.qwen3 import KvStore, Qwen3ForCausalLM
+from mini_engine.model.causal_lm import CausalLM, causal_lm
+from mini_engine.model.decoder import Decoder, DecoderLayer
+from mini_engine.model.kinds import FULL
+from mini_engine.model.layers import Linear
+from mini_engine.model.qwen3 import KvStore
+from mini_engine.model.rope import RotaryEmbedding
 
 
 class HybridStore(KvStore, Protocol):
@@ -87,15 +91,6 @@ class GatedAttention(nn.Module):
         return self.o_proj((out * gate.sigmoid()).reshape(len(x), -1))
 
 
-def rope_angles(positions: Tensor, config: HybridConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the cosine and sine of every position's angles, each `[T, rotary_dim]`, every angle twice."""
-    dim = config.rotary_dim
-    exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=positions.device) / dim
-    angles = positions[:, None].float() * (1.0 / config.rope_theta**exponents)
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
 def partial_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first dimensions of each head, as many as cos and sin have; the rest pass. x `[T, H, D]`."""
     turned, rest = x.split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), dim=-1)
@@ -126,7 +121,8 @@ class GatedDeltaNet(nn.Module):
         self.norm = GatedRMSNorm(self.head_dim, config.rms_norm_eps)
         self.out_proj = Linear(config.value_dim, hidden, bias=False)
 
-    def forward(self, x: Tensor, kv: HybridStore, meta: Any) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridStore, meta: Any) -> Tensor:
+        """Return the delta net's output `[T, hidden_size]`; positions, and so `cos` and `sin`, play no role in it."""
         qkv, z = self.in_proj_qkv(x), self.in_proj_z(x)
         beta = self.in_proj_b(x).float().sigmoid()
         g = -self.A_log.float().exp() * F.softplus(self.in_proj_a(x).float() + self.dt_bias)
@@ -142,48 +138,16 @@ class ConvWeight(nn.Module):
         self.weight = nn.Parameter(torch.zeros(channels, 1, taps))
 
 
-class HybridDecoderLayer(nn.Module):
-    """A mixer, attention or delta net, then feed-forward; each reads a normalized x and adds its result to x."""
-
-    def __init__(self, config: HybridConfig, layer_idx: int) -> None:
-        super().__init__()
-        kind = config.layer_types[layer_idx]
-        index = config.layer_types[:layer_idx].count(kind)
-        if kind == FULL:
-            self.self_attn = GatedAttention(config, index)
-        else:
-            self.linear_attn: nn.Module = GatedDeltaNet(config, index)
-        self.attends = kind == FULL
-        self.mlp: nn.Module = SwiGLU(config.hidden_size, config.intermediate_size)
-        self.input_layernorm = ZeroCentredRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = ZeroCentredRMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridStore, meta: Any) -> Tensor:
-        normed = self.input_layernorm(x)
-        x = x + (self.self_attn(normed, cos, sin, kv, meta) if self.attends else self.linear_attn(normed, kv, meta))
-        return x + self.mlp(self.post_attention_layernorm(x))
+def hybrid_model(config: HybridConfig) -> CausalLM:
+    """Return the model of this shape, without weights. RoPE is that of heads with `rotary_dim` dimensions."""
+    rope = RotaryEmbedding(replace(config, head_dim=config.rotary_dim))
+    layers = (layer_of(config, i) for i in range(config.num_hidden_layers))
+    return causal_lm(config, Decoder(config, rope, layers, ZeroCentredRMSNorm))
 
 
-class HybridModel(nn.Module):
-    """Embedding, decoder layers and the final norm."""
-
-    def __init__(self, config: HybridConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.embed_tokens: nn.Module = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(HybridDecoderLayer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = ZeroCentredRMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, token_ids: Tensor, kv: HybridStore, meta: Any) -> Tensor:
-        x = self.embed_tokens(token_ids)
-        cos, sin = rope_angles(meta.positions, self.config, x.dtype)
-        for layer in self.layers:
-            x = layer(x, cos, sin, kv, meta)
-        return self.norm(x)
-
-
-class HybridForCausalLM(Qwen3ForCausalLM):
-    """The model with its vocabulary head. `forward`, head and dtype are lesson 0's; the layers are this lesson's."""
-
-    def __init__(self, config: HybridConfig) -> None:
-        super().__init__(config, HybridModel)
+def layer_of(config: HybridConfig, layer_idx: int) -> DecoderLayer:
+    """Return a decoder layer: attention or a delta net, then feed-forward."""
+    kind = config.layer_types[layer_idx]
+    index = config.layer_types[:layer_idx].count(kind)
+    mixer, name = (GatedAttention, "self_attn") if kind == FULL else (GatedDeltaNet, "linear_attn")
+    return DecoderLayer(config, mixer(config, index), name, ZeroCentredRMSNorm)

@@ -19,7 +19,8 @@ from mini_engine.checkpoint.config_schema import (
     validator,
 )
 from mini_engine.errors import UserError
-from mini_engine.hybrid.layer_types import FULL, LINEAR, layer_types_of
+from mini_engine.hybrid.layer_types import LINEAR, layer_types_of
+from mini_engine.model.kinds import FULL
 
 MODEL_TYPES = ("qwen3_5_text", "qwen3_5")
 PART_OF_HEAD = 0.25  # the default share of a head's elements that RoPE rotates

@@ -20,6 +20,7 @@ class LatentConfig(Qwen3Config):
     rope_interleave: RoPE rotates the pairs (0, 1), (2, 3), … instead of (i, i + D/2).
     """
 
+    model_type: ClassVar[str] = "deepseek_v3"
     has_latents: ClassVar[bool] = True
 
     kv_lora_rank: int = 512

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from mini_engine.latents.latent_config import LatentConfig
-from mini_engine.model.layers import Embedding, Linear, RMSNorm, SwiGLU
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.model.causal_lm import CausalLM, causal_lm
+from mini_engine.model.decoder import Decoder, DecoderLayer
+from mini_engine.model.layers import Linear, RMSNorm
 from mini_engine.model.rope import RotaryEmbedding, apply_rope
 
 LATENT_EPS = 1e-6  # of the latents' norms, whatever config.json says about other norms; as in transformers
@@ -84,41 +85,7 @@ def rotate_end(x: Tensor, cos: Tensor, sin: Tensor, config: LatentConfig) -> Ten
     return torch.cat((rest, apply_rope(turned, cos, sin)), dim=-1)
 
 
-class LatentDecoderLayer(nn.Module):
-    """Attention, then feed-forward; each reads a normalized copy of x, and its result is added to x."""
-
-    def __init__(self, config: LatentConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.self_attn: nn.Module = LatentAttention(config, layer_idx)
-        self.mlp: nn.Module = SwiGLU(config.hidden_size, config.intermediate_size)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: LatentStore, meta: Any) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, kv, meta)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class LatentModel(nn.Module):
-    """Embedding, decoder layers and the final norm."""
-
-    def __init__(self, config: LatentConfig) -> None:
-        super().__init__()
-        self.rope = RotaryEmbedding(config)
-        self.embed_tokens: nn.Module = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(LatentDecoderLayer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, token_ids: Tensor, kv: LatentStore, meta: Any) -> Tensor:
-        x = self.embed_tokens(token_ids)
-        cos, sin = self.rope(meta.positions, x.dtype)
-        for layer in self.layers:
-            x = layer(x, cos, sin, kv, meta)
-        return self.norm(x)
-
-
-class LatentForCausalLM(Qwen3ForCausalLM):
-    """The model with its vocabulary head. `forward`, head and dtype are lesson 0's; the layers are this lesson's."""
-
-    def __init__(self, config: LatentConfig) -> None:
-        super().__init__(config, LatentModel)
+def latent_model(config: LatentConfig) -> CausalLM:
+    """Return the model of this shape, without weights."""
+    layers = (DecoderLayer(config, LatentAttention(config, i)) for i in range(config.num_hidden_layers))
+    return causal_lm(config, Decoder(config, RotaryEmbedding(config), layers))

@@ -5,7 +5,6 @@ matrix, gate and up another, and everything between two matrices is one kernel. 
 adds a layer's result to it; the kernel that rotates k also writes k and v into the pool's slots.
 """
 
-from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, Protocol, cast
 
@@ -16,8 +15,10 @@ from torch import Tensor, nn
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import UserError
 from mini_engine.kv.direct import DirectStore, LayerCache
+from mini_engine.layers.packed_layers import joined
 from mini_engine.model.causal_lm import CausalLM
-from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
+from mini_engine.model.decoder import Decoder, DecoderLayer
+from mini_engine.model.qwen3 import KvStore
 
 
 class LayerKernels(Protocol):
@@ -40,15 +41,6 @@ class LayerKernels(Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor: ...
 
 
-def join(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of one layer whose outputs are those of `linears` in turn. Their weights are released."""
-    weight = torch.cat([linear.weight.data for linear in linears])
-    bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
-    for linear in linears:
-        del linear.weight
-    return weight, bias
-
-
 class FusedNorm(nn.Module):
     """RMSNorm of x + delta, `[T, hidden_size]`; the sum replaces x."""
 
@@ -63,13 +55,13 @@ class FusedNorm(nn.Module):
 class FusedDecoderLayer(nn.Module):
     """Lesson 0's decoder layer. Takes x and the pending delta; returns the delta that the next layer has to add."""
 
-    def __init__(self, layer: Qwen3DecoderLayer, config: Qwen3Config, kernels: LayerKernels) -> None:
+    def __init__(self, layer: DecoderLayer, config: Qwen3Config, kernels: LayerKernels) -> None:
         super().__init__()
-        attention, mlp = layer.self_attn, layer.mlp
+        attention, mlp = layer.mixer, layer.mlp
         self.layer_idx, self.eps, self.kernels = attention.layer_idx, config.rms_norm_eps, kernels
         self.kv_shape = (config.num_key_value_heads, config.head_dim)
-        self.qkv, self.o = join(attention.q_proj, attention.k_proj, attention.v_proj), join(attention.o_proj)
-        self.gate_up, self.down = join(mlp.gate_proj, mlp.up_proj), join(mlp.down_proj)
+        self.qkv, self.o = joined(attention.q_proj, attention.k_proj, attention.v_proj), joined(attention.o_proj)
+        self.gate_up, self.down = joined(mlp.gate_proj, mlp.up_proj), joined(mlp.down_proj)
         self.head_norms = torch.stack([attention.q_norm.weight.data, attention.k_norm.weight.data])
         self.input_norm = FusedNorm(layer.input_layernorm.weight, self.eps, kernels)
         self.post_norm = FusedNorm(layer.post_attention_layernorm.weight, self.eps, kernels)
@@ -109,15 +101,15 @@ class FusedDecoderLayer(nn.Module):
 class FusedModel(nn.Module):
     """Decoder layers and the last norm of a loaded model, whose weights it takes over."""
 
-    def __init__(self, model: Qwen3ForCausalLM, kernels: LayerKernels) -> None:
+    def __init__(self, model: CausalLM, kernels: LayerKernels) -> None:
         super().__init__()
-        loaded = cast(Iterable[Qwen3DecoderLayer], model.model.layers)
-        self.layers = nn.ModuleList(FusedDecoderLayer(layer, model.config, kernels) for layer in loaded)
-        self.rope = model.model.rope
+        self.layers = nn.ModuleList(FusedDecoderLayer(layer, model.config, kernels) for layer in model.model.layers)
+        self.embed_tokens, self.rope = model.model.embed_tokens, model.model.rope
         self.norm = FusedNorm(model.model.norm.weight, model.config.rms_norm_eps, kernels)
 
-    def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
-        """Run embedded tokens x `[T, hidden_size]`, which is overwritten; return the normed `rows`, or all."""
+    def forward(self, token_ids: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
+        """Return the normed hidden states `[R, hidden_size]` of `rows`, or of all tokens."""
+        x = self.embed_tokens(token_ids)
         cos, sin = self.rope(meta.positions, x.dtype)
         is_direct = getattr(kv, "direct", False)
         caches = cast(DirectStore, kv).layer_caches(meta) if is_direct else [None] * len(self.layers)
@@ -129,23 +121,7 @@ class FusedModel(nn.Module):
         return self.norm(x, delta)
 
 
-class FusedQwen3ForCausalLM(CausalLM):
-    """The model that `fuse` returns."""
-
-    def __init__(
-        self, config: Qwen3Config, layers: FusedModel, embed: Callable[[Tensor], Tensor], head: Tensor
-    ) -> None:
-        super().__init__(config, layers)
-        self.embed, self.head = embed, head
-
-    def forward(self, token_ids: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
-        """Run one packed step; return logits `[R, vocab_size]` of `rows` `[R]`, or of all fed tokens."""
-        return F.linear(self.model(self.embed(token_ids), kv, meta, rows), self.head)
-
-
-def fuse(
-    model: Qwen3ForCausalLM | FusedQwen3ForCausalLM, kernels: LayerKernels | ModuleType | None = None
-) -> FusedQwen3ForCausalLM:
+def fuse(model: CausalLM, kernels: LayerKernels | ModuleType | None = None) -> CausalLM:
     """Return a model with fused layers that takes over the weights of `model`; `model` cannot run afterwards.
 
     Args:
@@ -154,14 +130,13 @@ def fuse(
     Raises:
         UserError: the kernels cannot run here; `model` is unchanged.
     """
-    if isinstance(model, FusedQwen3ForCausalLM):
+    if not isinstance(model.model, Decoder):
         return model
     kernels = cast(LayerKernels, kernels or triton_kernels(model))
-    embed, head = model.model.embed_tokens, model.head_weight.data
-    return FusedQwen3ForCausalLM(model.config, FusedModel(model, kernels), embed, head)
+    return CausalLM(model.config, FusedModel(model, kernels), model.lm_head)
 
 
-def triton_kernels(model: Qwen3ForCausalLM) -> ModuleType:
+def triton_kernels(model: CausalLM) -> ModuleType:
     """Return the Triton kernels, once each has run on a row of zeros in this model's shapes."""
     try:
         from triton import knobs
@@ -182,7 +157,7 @@ def triton_kernels(model: Qwen3ForCausalLM) -> ModuleType:
 
 
 @torch.inference_mode()
-def try_out(kernels: LayerKernels, model: Qwen3ForCausalLM) -> None:
+def try_out(kernels: LayerKernels, model: CausalLM) -> None:
     """Run each kernel on one row, as the model will, which compiles it."""
     config = model.config
     heads, dim = config.num_attention_heads + 2 * config.num_key_value_heads, config.head_dim

@@ -4,7 +4,7 @@ The layers compute the same as lesson 0's. With a direct store, such as lesson 3
 runs all of them; any other store is called between the two halves of each layer.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -26,7 +26,9 @@ from mini_engine.layers.packed_step import (
     pool_struct,
     starts_of,
 )
-from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
+from mini_engine.model.causal_lm import CausalLM
+from mini_engine.model.decoder import DecoderLayer
+from mini_engine.model.qwen3 import KvStore
 
 
 class PackedLinear(nn.Module):
@@ -63,6 +65,26 @@ class PackedLinear(nn.Module):
         return out
 
 
+class RowsOf(nn.Module):
+    """An embedding that looks up its rows in a packed head: tied weights exist once."""
+
+    def __init__(self, head: PackedLinear) -> None:
+        super().__init__()
+        self.rows = head.packed.rows
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        return self.rows(token_ids)
+
+
+def joined(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of one layer whose outputs are those of `linears` in turn. Their weights are released."""
+    weight = torch.cat([linear.weight.data for linear in linears])
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
+    for linear in linears:
+        del linear.weight
+    return weight, bias
+
+
 def take_linear(functions: native.Functions, owner: nn.Module, name: str) -> PackedLinear:
     """Remove the linear layer `name` from `owner` and pack its weight in place."""
     linear: nn.Linear = getattr(owner, name)
@@ -73,18 +95,18 @@ def take_linear(functions: native.Functions, owner: nn.Module, name: str) -> Pac
 class PackedDecoderLayer(nn.Module):
     """Lesson 0's decoder layer in two calls; the store is called in between."""
 
-    def __init__(self, functions: native.Functions, layer: Qwen3DecoderLayer, shape: native.Shape) -> None:
+    def __init__(self, functions: native.Functions, layer: DecoderLayer, shape: native.Shape) -> None:
         super().__init__()
-        attention, mlp = layer.self_attn, layer.mlp
+        attention, mlp = layer.mixer, layer.mlp
         self.layer_idx, self.functions, self.shape = attention.layer_idx, functions, shape
-        norms = dict(
+        norms: dict[str, Any] = dict(
             input_norm=layer.input_layernorm,
             post_norm=layer.post_attention_layernorm,
             q_norm=attention.q_norm,
             k_norm=attention.k_norm,
         )
-        owners = dict.fromkeys(("q", "k", "v", "o"), attention) | dict.fromkeys(("gate", "up", "down"), mlp)
-        linears = {name: take_linear(functions, owner, f"{name}_proj") for name, owner in owners.items()}
+        linears = {name: take_linear(functions, attention, f"{name}_proj") for name in ("q", "k", "v", "o")}
+        linears |= {name: take_linear(functions, mlp, f"{name}_proj") for name in ("gate", "up", "down")}
         self.norms, self.linears = nn.ModuleDict(norms), nn.ModuleDict(linears)  # own the memory behind the struct
         matrices = {name: linear.matrix for name, linear in linears.items()}
         self.struct = native.Layer(**matrices, **{name: norm.weight.data_ptr() for name, norm in norms.items()})
@@ -107,7 +129,7 @@ class PackedModel(nn.Module):
         exchange: one that C++ can call.
     """
 
-    def __init__(self, functions: native.Functions, model: Qwen3ForCausalLM, exchange: Exchange = WHOLE) -> None:
+    def __init__(self, functions: native.Functions, model: CausalLM, exchange: Exchange = WHOLE) -> None:
         super().__init__()
         config = self.config = model.config
         self.functions, self.exchange = functions, exchange
@@ -120,11 +142,10 @@ class PackedModel(nn.Module):
             intermediate=config.intermediate_size,
             eps=config.rms_norm_eps,
         )
-        loaded = cast(Iterable[Qwen3DecoderLayer], model.model.layers)  # ModuleList has no element type
-        layers = [PackedDecoderLayer(functions, layer, self.shape) for layer in loaded]
+        layers = [PackedDecoderLayer(functions, layer, self.shape) for layer in model.model.layers]
         self.layers = nn.ModuleList(layers)
         self.structs = (native.Layer * len(layers))(*(layer.struct for layer in layers))
-        self.rope, self.norm = model.model.rope, model.model.norm
+        self.embed_tokens, self.rope, self.norm = model.model.embed_tokens, model.model.rope, model.model.norm
         self.seconds = torch.empty(0, native.NUM_TIMES, dtype=torch.float64)
 
     @contextmanager
@@ -139,10 +160,14 @@ class PackedModel(nn.Module):
         finally:
             self.seconds = self.seconds[:0]
 
-    def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
-        """Run embedded tokens x `[T, hidden_size]` through the layers, in place; return the given `rows`, or all."""
+    def forward(self, token_ids: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
+        """Return the normed hidden states `[R, hidden_size]` of `rows`, or of all tokens."""
+        rows = torch.arange(len(token_ids)) if rows is None else rows.long()
+        return self.norm(self.run(self.embed_tokens(token_ids), kv, meta, rows))
+
+    def run(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor) -> Tensor:
+        """Run embedded tokens x `[T, hidden_size]` through the layers, in place; return these rows."""
         step = self.activations(x, meta)
-        rows = torch.arange(len(x)) if rows is None else rows.long()
         if getattr(kv, "direct", False):
             store = cast(DirectStore, kv)
             if isinstance(store.kernel, Kernel) and store.kernel.name == "cpu":

@@ -6,7 +6,7 @@ pieces, so that each operation finds the previous one's output in the cache.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from mini_engine.attention.folded import multiplies_bfloat16
 from mini_engine.layers.exchange import WHOLE, Exchange
-from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
+from mini_engine.model.decoder import Decoder, DecoderLayer
+from mini_engine.model.layers import RMSNorm
+from mini_engine.model.qwen3 import KvStore, Qwen3Attention
 from mini_engine.model.rope import apply_rope
 
 FEWEST_ROWS = 4  # with fewer, oneDNN is slower, and a single row gets other bits than the same row in a batch
@@ -54,51 +56,80 @@ def join(*linears: nn.Linear) -> TorchLinear:
 Join = Callable[..., nn.Module]  # one layer in place of several that share an input: `join`
 
 
-class TorchDecoderLayer(nn.Module):
-    """Lesson 0's decoder layer in fewer, larger operations.
+class FastNorm(nn.Module):
+    """RMSNorm in one operation.
 
     Args:
-        heads: query heads and key heads. matrix: makes each of the four matrices. exchange: completes the sums of o and
-            down, of which a process may have a part.
+        norm: the norm whose weight it takes over.
     """
 
-    def __init__(
-        self, layer: Qwen3DecoderLayer, heads: tuple[int, int], matrix: Join = join, exchange: Exchange = WHOLE
-    ) -> None:
+    def __init__(self, norm: RMSNorm) -> None:
         super().__init__()
-        attention, mlp = layer.self_attn, layer.mlp
-        self.layer_idx, self.heads, self.eps = attention.layer_idx, heads, layer.input_layernorm.eps
-        self.qkv, self.o = matrix(attention.q_proj, attention.k_proj, attention.v_proj), matrix(attention.o_proj)
-        self.gate_up, self.down = matrix(mlp.gate_proj, mlp.up_proj), matrix(mlp.down_proj)
-        self.exchange = exchange
+        self.weight, self.eps = norm.weight.data, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class TorchAttention(nn.Module):
+    """Attention without its last matrix, which is `out`: lesson 0's in fewer, larger operations.
+
+    Args:
+        norm: of the layer's input. matrix: makes each of the matrices, one of several that share an input.
+    """
+
+    def __init__(self, attention: Qwen3Attention, norm: nn.Module, matrix: Join) -> None:
+        super().__init__()
+        self.layer_idx, self.norm, self.eps = attention.layer_idx, norm, attention.q_norm.eps
+        heads = [linear.out_features // attention.head_dim for linear in (attention.q_proj, attention.k_proj)]
+        self.heads = tuple(heads)
+        self.qkv, self.out = matrix(attention.q_proj, attention.k_proj, attention.v_proj), matrix(attention.o_proj)
         norms = (attention.q_norm.weight.data, attention.k_norm.weight.data)
         self.head_norm = torch.cat([w.expand(n, -1) for w, n in zip(norms, heads, strict=True)])  # [H_q + H_kv, D]
-        self.input_norm, self.post_norm = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None
-    ) -> Tensor:
-        """Write K and V of every row of x `[T, hidden_size]`; return the given `rows` of the result, or all."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
+        """Write K and V of x `[T, hidden_size]`; return attention `[T, H_q * D]`."""
         qkv = in_pieces(self.project, x, cos, sin)
         q, k, v = qkv.split((*self.heads, self.heads[1]), dim=1)
         kv.set_kv(self.layer_idx, meta.slot_mapping, k, v)
-        attended = kv.attend(self.layer_idx, q, meta).flatten(1)
-        if rows is not None:
-            x, attended = x[rows], attended[rows]
-        return in_pieces(self.finish, x, attended)
+        return kv.attend(self.layer_idx, q, meta).flatten(1)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return q, k and v of these rows side by side, `[T, H_q + 2 * H_kv, D]`: q and k normed and rotated."""
-        qkv = self.qkv(F.rms_norm(x, x.shape[1:], self.input_norm, self.eps))
-        qkv = qkv.unflatten(1, (-1, self.head_norm.shape[1]))
+        qkv = self.qkv(self.norm(x)).unflatten(1, (-1, self.head_norm.shape[1]))
         qk = qkv[:, : sum(self.heads)]
         qk.copy_(apply_rope(F.rms_norm(qk, qk.shape[2:], eps=self.eps) * self.head_norm, cos, sin))
         return qkv
 
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Add to these rows the outputs of attention and of the feed-forward block."""
-        x = x + self.exchange.all_reduce(self.o(attended))
-        gate, up = self.gate_up(F.rms_norm(x, x.shape[1:], self.post_norm, self.eps)).chunk(2, dim=-1)
+
+class TorchDecoderLayer(nn.Module):
+    """A decoder layer in fewer, larger operations.
+
+    Args:
+        mixer: of the layer, in its own fast form: it norms x and stops before its last matrix, `mixer.out`.
+        norm: in front of the feed-forward block. matrix: makes its matrices, one of several that share an input.
+        exchange: completes the sums of out and down, of which a process may have a part.
+    """
+
+    def __init__(
+        self, layer: DecoderLayer, mixer: nn.Module, norm: nn.Module, matrix: Join, exchange: Exchange = WHOLE
+    ) -> None:
+        super().__init__()
+        self.mixer: Any = mixer
+        self.norm, self.exchange, mlp = norm, exchange, layer.mlp
+        self.gate_up, self.down = matrix(mlp.gate_proj, mlp.up_proj), matrix(mlp.down_proj)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: Any, meta: Any, rows: Tensor | None = None) -> Tensor:
+        """Have the store keep every row of x `[T, hidden_size]`; return the given `rows` of the result, or all."""
+        mixed = self.mixer(x, cos, sin, kv, meta)
+        if rows is not None:
+            x, mixed = x[rows], mixed[rows]
+        return in_pieces(self.finish, x, mixed)
+
+    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Add to these rows the outputs of the mixer and of the feed-forward block."""
+        x = x + self.exchange.all_reduce(self.mixer.out(mixed))
+        gate, up = self.gate_up(self.norm(x)).chunk(2, dim=-1)
         return x + self.exchange.all_reduce(self.down(F.silu(gate) * up))
 
 
@@ -110,20 +141,18 @@ def in_pieces(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 
 class TorchModel(nn.Module):
-    """Decoder layers and the last norm of a loaded model, whose weights it takes over."""
+    """A loaded decoder with other layers and another last norm. Its last layer goes on with the rows asked for."""
 
-    def __init__(self, model: Qwen3ForCausalLM, matrix: Join = join, exchange: Exchange = WHOLE) -> None:
+    def __init__(self, decoder: Decoder, layers: Iterable[nn.Module], norm: nn.Module) -> None:
         super().__init__()
-        self.config = model.config
-        heads = (self.config.num_attention_heads, self.config.num_key_value_heads)
-        loaded = cast(Iterable[Qwen3DecoderLayer], model.model.layers)  # ModuleList has no element type
-        self.layers = nn.ModuleList(TorchDecoderLayer(layer, heads, matrix, exchange) for layer in loaded)
-        self.rope, self.norm = model.model.rope, model.model.norm
+        self.embed_tokens, self.rope, self.norm = decoder.embed_tokens, decoder.rope, norm
+        self.layers = nn.ModuleList(layers)
 
-    def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
-        """Run embedded tokens x `[T, hidden_size]` through the layers; return the given `rows`, or all."""
+    def forward(self, token_ids: Tensor, kv: Any, meta: Any, rows: Tensor | None = None) -> Tensor:
+        """Return the normed hidden states `[R, hidden_size]` of `rows`, or of all tokens."""
+        x = self.embed_tokens(token_ids)
         cos, sin = self.rope(meta.positions, x.dtype)
         *layers, last = self.layers
         for layer in layers:
             x = layer(x, cos, sin, kv, meta)
-        return last(x, cos, sin, kv, meta, rows)
+        return self.norm(last(x, cos, sin, kv, meta, rows))

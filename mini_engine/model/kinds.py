@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+FULL, SLIDING = "full_attention", "sliding_attention"  # the names of the first two kinds in config.json
+
 
 class Full(NamedTuple):
     """K and V of every token."""

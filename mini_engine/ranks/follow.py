@@ -24,7 +24,7 @@ from mini_engine.ranks.shard import RankCut
 from mini_engine.ranks.shared_block import SharedBlock
 from mini_engine.ranks.transport import Transport
 
-Read = Callable[[Path], Stored[Any]]
+Read = Callable[[Path], Stored]
 
 READY, MEET = b"ready", b"meet"
 
@@ -52,7 +52,7 @@ class Place(NamedTuple):
         return torch.device("cuda", rank) if self.device == "cuda" else torch.device("cpu")
 
 
-def part_of_rank(place: Place, stored: Stored[Any], cut: RankCut, collectives: Collectives) -> Any:
+def part_of_rank(place: Place, stored: Stored, cut: RankCut, collectives: Collectives) -> Any:
     """Load a rank's share of a model and return it with its layers. Raises UserError if the layers do not work here."""
     model = stored.load(place.dtype, place.device_of(cut.rank), cut)
     return with_layers(model, place.backend, collectives)

@@ -97,7 +97,7 @@ class Ranks:
             self.close()
             raise
 
-    def join(self, stored: Stored[Any]) -> Any:
+    def join(self, stored: Stored) -> Any:
         """Load this rank's share of a checkpoint while the others load theirs, join them, and return it.
 
         Raises:

@@ -35,7 +35,7 @@ def weights_digest(model: nn.Module) -> str:
     return digest_of((name, tuple(weight.shape), weight.dtype, [weight]) for name, weight in weights)
 
 
-def stored_digest(stored: Stored[Any], dtype: torch.dtype) -> str:
+def stored_digest(stored: Stored, dtype: torch.dtype) -> str:
     """Return the `weights_digest` of the model that is loaded in this dtype, reading it piece by piece."""
     shapes = sorted(stored.shapes.items())
     return digest_of((name, shape, dtype, stored.pieces(name, dtype)) for name, shape in shapes)
@@ -56,7 +56,7 @@ def identity_of(model: CausalLM, config: EngineConfig) -> Identity:
     return identity(weights_digest(model), model.config, model.dtype, config)
 
 
-def identity_of_stored(stored: Stored[Any], dtype: torch.dtype, config: EngineConfig) -> Identity:
+def identity_of_stored(stored: Stored, dtype: torch.dtype, config: EngineConfig) -> Identity:
     """Return the same for a model of which each process loads a part (lesson 18)."""
     return identity(stored_digest(stored, dtype), stored.config, dtype, config)
 

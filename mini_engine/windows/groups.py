@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from mini_engine.model.kinds import Full, Kind
 
-FULL = Full()
-
 
 class Place(NamedTuple):
     """The place of a layer's K and V: in the blocks of its group's table, in the pool's tensor number `index`."""
@@ -34,7 +32,7 @@ def places_of(layers: Sequence[Kind]) -> list[Place]:
     Args:
         layers: the kind of each: FULL, or a Window.
     """
-    full = [layer for layer, kind in enumerate(layers) if kind == FULL] or [0]
+    full = [layer for layer, kind in enumerate(layers) if kind == Full()] or [0]
     windowed = [layer for layer in range(len(layers)) if layer not in full]
     places = {layer: Place(0, index) for index, layer in enumerate(full)}
     for position, layer in enumerate(windowed):

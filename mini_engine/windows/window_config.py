@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from mini_engine.checkpoint.config import Qwen3Config, fields_of, read_settings
-from mini_engine.model.kinds import Full, Kind, Window
-
-FULL, SLIDING = "full_attention", "sliding_attention"
+from mini_engine.model.kinds import SLIDING, Full, Kind, Window
 
 
 @dataclass(frozen=True)
 class WindowConfig(Qwen3Config):
     """The shape of a dense Qwen3 model with windows. Fields have the names they have in config.json.
 
-    layer_types: FULL or SLIDING for each layer, in any order.
+    layer_types: "full_attention" or "sliding_attention" for each layer, in any order.
     sliding_window: the number of tokens a query of a sliding layer sees, its own included; at least 2.
     """
 

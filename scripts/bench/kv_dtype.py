@@ -33,7 +33,7 @@ from mini_engine.errors import UserError
 from mini_engine.kv.block_table import NULL_BLOCK
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.layers.fast_model import speed_up
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.model.qwen3 import qwen3_model
 from mini_engine.quantized import kernels as row_kernels
 from mini_engine.quantized.formats import FORMATS
 from mini_engine.quantized.pool import RowKvPool, bytes_per_token
@@ -161,7 +161,7 @@ def attention_rows(args: Namespace) -> list[Row]:
 def decode_rows(args: Namespace) -> list[Row]:
     """Time one token after each history through a whole model, all pools in turn."""
     config = Qwen3Config(**SHAPES[SHAPE], tie_word_embeddings=True)
-    model = Qwen3ForCausalLM(config).bfloat16().eval().requires_grad_(False)
+    model = qwen3_model(config).bfloat16().eval().requires_grad_(False)
     for weight in model.parameters():
         weight.fill_(1.0) if weight.dim() == 1 else weight.normal_(std=STD)
     fast, token, rows = speed_up(model), torch.tensor([1]), []

@@ -21,7 +21,7 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.kv.block_tensor import KvPool
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.model.causal_lm import CausalLM
 from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
 from mini_engine.quantized.judge import kl
 from mini_engine.quantized.rotation import rotate
@@ -133,7 +133,7 @@ def answer_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def course_answers() -> tuple[Qwen3ForCausalLM, list[list[int]]]:
+def course_answers() -> tuple[CausalLM, list[list[int]]]:
     """Return the pocket model, and the course's prompts with its own greedy answers."""
     tokenizer, model = Tokenizer.load(POCKET_DIR), load_model(POCKET_DIR)
     engine = Engine.for_model(model, kv_bytes=2**24, kernel="torch")

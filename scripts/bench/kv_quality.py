@@ -25,7 +25,8 @@ from mini_engine.errors import UserError
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
 from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.model.causal_lm import CausalLM
+from mini_engine.model.qwen3 import qwen3_model
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.quantized import kernels as row_kernels
 from mini_engine.quantized.formats import FORMATS
@@ -94,7 +95,7 @@ def to_16_levels(x: Tensor) -> Tensor:
     return ((x - least) / step).round() * step + least
 
 
-def pools(model: Qwen3ForCausalLM, num_blocks: int) -> dict[str, KvPool]:
+def pools(model: CausalLM, num_blocks: int) -> dict[str, KvPool]:
     """Return a pool of each kind for a model, read by torch's kernels."""
     config, plain = model.config, load_kernel("torch", model.device, model.dtype)
     usual = (config, num_blocks, BLOCK_SIZE, plain, model.dtype, model.device)
@@ -105,7 +106,7 @@ def pools(model: Qwen3ForCausalLM, num_blocks: int) -> dict[str, KvPool]:
     return found
 
 
-def compare(model: Qwen3ForCausalLM, texts: Sequence[list[int]]) -> dict[str, Quality]:
+def compare(model: CausalLM, texts: Sequence[list[int]]) -> dict[str, Quality]:
     """Return the quality of each kind of pool over some texts; "full" is the reference."""
     num_blocks = 1 + sum(-(-len(ids) // BLOCK_SIZE) for ids in texts)
     found = {name: logits_of(model, texts, pool) for name, pool in pools(model, num_blocks).items()}
@@ -113,7 +114,7 @@ def compare(model: Qwen3ForCausalLM, texts: Sequence[list[int]]) -> dict[str, Qu
 
 
 @torch.inference_mode()
-def logits_of(model: Qwen3ForCausalLM, texts: Sequence[list[int]], pool: KvPool) -> Tensor:
+def logits_of(model: CausalLM, texts: Sequence[list[int]], pool: KvPool) -> Tensor:
     """Return the predictions after each token of each text: logits `[T, vocab_size]`, on the CPU."""
     allocator = BlockAllocator(pool.num_blocks, BLOCK_SIZE)
     requests = [PackedRequest(ids, BlockTable(allocator)) for ids in texts]
@@ -135,7 +136,7 @@ def quality(full: Tensor, other: Tensor, texts: Sequence[list[int]]) -> Quality:
 
 
 @functools.cache
-def held_out(most: int | None = None) -> tuple[Qwen3ForCausalLM, list[list[int]]]:
+def held_out(most: int | None = None) -> tuple[CausalLM, list[list[int]]]:
     """Return the pocket model, and the first `most` phrasings of facts that its training text left out."""
     tokenizer = Tokenizer.load(POCKET_DIR)
     lines = list(held_out_lines(load_facts()).values())[:most]
@@ -145,7 +146,7 @@ def held_out(most: int | None = None) -> tuple[Qwen3ForCausalLM, list[list[int]]
     return load_model(POCKET_DIR), [tokenizer.encode(text) for text in texts]
 
 
-def text_of(path: Path) -> tuple[Qwen3ForCausalLM, list[list[int]]]:
+def text_of(path: Path) -> tuple[CausalLM, list[list[int]]]:
     """Return the pocket model, and a file's text in pieces: text unlike the training text.
 
     Raises:
@@ -162,13 +163,13 @@ def text_of(path: Path) -> tuple[Qwen3ForCausalLM, list[list[int]]]:
 
 
 @functools.cache
-def heavy_tailed(seed: int = 0, num_texts: int = 8, length: int = 100) -> tuple[Qwen3ForCausalLM, list[list[int]]]:
+def heavy_tailed(seed: int = 0, num_texts: int = 8, length: int = 100) -> tuple[CausalLM, list[list[int]]]:
     """Return a random model whose keys have an outlier channel, and texts that it writes itself.
 
     Trained models have such channels, and weights with tails heavier than normal ones.
     """
     generator = torch.Generator().manual_seed(seed)
-    model = Qwen3ForCausalLM(RANDOM).eval().requires_grad_(False)
+    model = qwen3_model(RANDOM).eval().requires_grad_(False)
     for name, weight in model.named_parameters():
         weight.fill_(1.0) if weight.dim() == 1 else weight.copy_(student_t(weight.shape, generator) * STD)
         if name.endswith("k_norm.weight"):

@@ -27,7 +27,7 @@ from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.latents.kernels import load_kernel
 from mini_engine.latents.latent_config import LatentConfig
-from mini_engine.latents.model import LatentForCausalLM
+from mini_engine.latents.model import latent_model
 from mini_engine.latents.reading import expanded_attention, expanding_pays, multiplications
 from mini_engine.latents.store import LatentKv, Tables
 
@@ -239,7 +239,7 @@ def steps_of(engine: Engine) -> Callable[[], Any]:
 def engine_behind(config: LatentConfig, args: Namespace, history: int, rounds: int, way: str) -> Engine:
     """Return an engine whose request decodes after `history` tokens that were never computed."""
     torch.manual_seed(0)
-    model = LatentForCausalLM(config)
+    model = latent_model(config)
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.02) if weight.dim() > 1 else torch.nn.init.ones_(weight)
     answer = NEW * (rounds + 3)

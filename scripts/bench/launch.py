@@ -25,7 +25,7 @@ from mini_engine.engine.runner import ModelRunner
 from mini_engine.gpu.graphs import GraphRunner
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.layers.fused_layers import fuse
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.model.qwen3 import qwen3_model
 from mini_engine.pocket import POCKET_DIR
 
 HISTORY, ROOM = 64, 2048
@@ -91,7 +91,7 @@ class CountedLayers:
 
 def twin_of(config, layers: int, fused: bool = False):
     """Return a model with `layers` layers that computes next to nothing; the layers may be lesson 10's fused ones."""
-    twin = Qwen3ForCausalLM(replace(config, **TWIN, num_hidden_layers=layers)).requires_grad_(False)
+    twin = qwen3_model(replace(config, **TWIN, num_hidden_layers=layers)).requires_grad_(False)
     for weight in twin.parameters():
         weight.zero_()  # uninitialized memory may hold NaN, from which no token can be chosen
     return fuse(twin, CountedLayers()) if fused else twin

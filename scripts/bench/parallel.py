@@ -30,7 +30,8 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
-from mini_engine.layers.fast_model import FastQwen3ForCausalLM, speed_up
+from mini_engine.layers.fast_model import speed_up
+from mini_engine.model.causal_lm import CausalLM
 from mini_engine.ranks.processes import Ranks
 from mini_engine.ranks.shard import bytes_per_step, gathered_bytes_per_step
 
@@ -75,7 +76,7 @@ def started(stack: ExitStack, path: Path, dtype: torch.dtype, transport: str) ->
     return stack.enter_context(start_ranks(path, EngineConfig(tensor_parallel_size=2), dtype, transport)[0])
 
 
-def contenders_for(model: FastQwen3ForCausalLM, ranks: Mapping[str, Ranks]) -> list[Contender]:
+def contenders_for(model: CausalLM, ranks: Mapping[str, Ranks]) -> list[Contender]:
     """Return the ways to run the model."""
     alone = partial(build_engine, model)
     return [

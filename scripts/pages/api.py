@@ -94,7 +94,9 @@ PARTS = (
         (
             *entries("checkpoint/weights.py", "load_model"),
             *entries("checkpoint/config.py", "Qwen3Config"),
-            *entries("model/qwen3.py", "Qwen3ForCausalLM", "KvStore"),
+            *entries("families/family.py", "Family"),
+            *entries("model/causal_lm.py", "CausalLM"),
+            *entries("model/qwen3.py", "qwen3_model", "KvStore"),
             *entries("engine/loop.py", "generate"),
         ),
     ),
@@ -143,9 +145,8 @@ PARTS = (
         "Hybrid models",
         "Layers that keep a state instead of K and V, and their slots. [Lesson 11](l11_hybrid/README.md).",
         (
-            *entries("hybrid/weights.py", "load_hybrid"),
             *entries("hybrid/hybrid_config.py", "HybridConfig"),
-            *entries("hybrid/model.py", "HybridForCausalLM", "HybridStore"),
+            *entries("hybrid/model.py", "hybrid_model", "HybridStore"),
             *entries("hybrid/delta_rule.py", "recurrent_step", "chunk_scan"),
             *entries("hybrid/gdn_pool.py", "GdnPool"),
             *entries("hybrid/store.py", "HybridKv", "HybridMeta"),
@@ -157,7 +158,6 @@ PARTS = (
         "Windows",
         "Layers that see only the last tokens, and tables with holes. [Lesson 15](l15_windows/README.md).",
         (
-            *entries("windows/weights.py", "load_windowed"),
             *entries("windows/window_config.py", "WindowConfig"),
             *entries("windows/groups.py", "Place", "places_of"),
             *entries("windows/window_table.py", "WindowTable"),
@@ -171,7 +171,6 @@ PARTS = (
         "Latents",
         "One small vector for each token, from which all heads compute K and V. [Lesson 16](l16_latents/README.md).",
         (
-            *entries("latents/weights.py", "load_latents"),
             *entries("latents/latent_config.py", "LatentConfig"),
             *entries("latents/contract.py", "LatentKernel", "LatentPagedAttention"),
             *entries("latents/reading.py", "absorbed_attention", "expanded_attention", "expand"),

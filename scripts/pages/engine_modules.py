@@ -70,7 +70,7 @@ LAYERS = (
         "KV and attention",
         "where K and V are stored, and how they are read",
         (
-            *("kv", "attention", "layers", "tiers", "quantized", "distributed.routing"),
+            *("kv", "attention", "layers", "families", "tiers", "quantized", "distributed.routing"),
             *("gpu.kv_pool", "gpu.pools", "gpu.req_to_token", "gpu.slot_allocator"),
             *("hybrid.memory", "hybrid.checkpoints", "hybrid.track_slots", "hybrid.gdn_pool", "hybrid.store"),
             *("hybrid.delta_rule", "hybrid.native", "hybrid.fast"),
@@ -83,7 +83,7 @@ LAYERS = (
         "the network, its files and its text, independent of any lesson",
         (
             *("model", "checkpoint", "text", "pocket", "pocket_hybrid", "pocket_windows", "pocket_latent"),
-            *("hybrid.model", "hybrid.weights", "windows.weights", "latents.model", "latents.weights"),
+            *("hybrid.model", "latents.model"),
         ),
     ),
     Layer(

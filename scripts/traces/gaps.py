@@ -145,14 +145,14 @@ class Gaps(Tape):
         self.show(
             f"A decode step of the pocket model in lesson 0's layers, one request, one thread: {plain.count} "
             f"operations. Above it, one of its layers, with {plain.size}. Between the bars, nothing is computed.",
-            f"{MODEL}/qwen3.py::Qwen3Model.forward",
+            f"{MODEL}/decoder.py::Decoder.forward",
         )
         text = f"{plain.count} operations, one after another. How much of the step lies between them?"
         why = "Small operations take as long to be called as to be computed."
         self.show(
             f"{plain.between} % of the step lie between operations: Python finds the next one, and torch checks its "
             "arguments and allocates its result. The profiler that measured this makes the gaps a little longer.",
-            f"{MODEL}/qwen3.py::Qwen3DecoderLayer.forward",
+            f"{MODEL}/decoder.py::DecoderLayer.forward",
             ask(text, f"{plain.between} %", ("3 %", "90 %"), why),
         )
 

@@ -12,7 +12,7 @@ from mini_engine.kv.no_cache import NoCache, Recompute
 
 PROMPT = "This is the word. The"
 SHOWN = 11  # the best tokens; all others share one row
-MODEL = "mini_engine/model/qwen3.py::Qwen3ForCausalLM.forward"
+MODEL = "mini_engine/model/causal_lm.py::CausalLM.forward"
 SAMPLER = "mini_engine/engine/sampler.py"
 PROCESSORS = "mini_engine/engine/processors.py"
 WISHES = {"repetition_penalty": 1.3, "temperature": 0.7, "top_k": 8, "top_p": 0.85, "min_p": 0.5, "seed": 7}

@@ -52,7 +52,7 @@ def step_of(backend: str) -> Step:
     if backend == "packed":
         model: Any = model
         model.model.functions.run_layers = named("run_layers", model.model.functions.run_layers)
-        model.head.linear = named("linear", model.head.linear)
+        model.lm_head.linear = named("linear", model.lm_head.linear)
     return partial(model, torch.tensor([HISTORY - 1]), pool, meta, torch.tensor([0]))
 
 

@@ -118,7 +118,7 @@ def test_a_gpu_gets_both_by_default():
     greedy, prompts = SamplingParams(temperature=0, max_tokens=24), ["The capital of France is", "Once upon a time"]
     with LLM(device="cuda", dtype="float32") as llm:
         assert isinstance(llm.engine.runner, GraphRunner)
-        assert isinstance(llm.engine.runner.model, fused_layers.FusedQwen3ForCausalLM)
+        assert isinstance(llm.engine.runner.model.model, fused_layers.FusedModel)
         got = [answer.token_ids for answer in llm.generate(prompts, greedy)]
     with LLM(device="cpu", backend="reference") as llm:
         assert [answer.token_ids for answer in llm.generate(prompts, greedy)] == got

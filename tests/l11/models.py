@@ -19,12 +19,12 @@ from mini_engine.engine.request import Request
 from mini_engine.engine.runner import plan_step
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, SchedulerConfig
+from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.hybrid.model import HybridForCausalLM
 from mini_engine.hybrid.plan import with_states
 from mini_engine.hybrid.store import HybridKv
-from mini_engine.hybrid.weights import load_hybrid
 from mini_engine.kv.block_tensor import KvPool
+from mini_engine.model.causal_lm import CausalLM
 from tests.support import hf_greedy
 
 if TYPE_CHECKING:
@@ -97,12 +97,12 @@ def checkpoint(family: str) -> Path:
 
 
 @functools.cache
-def both(family: str, dtype: torch.dtype = torch.float32) -> tuple[HybridForCausalLM, "Qwen3_5ForCausalLM"]:
+def both(family: str, dtype: torch.dtype = torch.float32) -> tuple[CausalLM, "Qwen3_5ForCausalLM"]:
     """Return (our model, Hugging Face's) on the CPU, from the same checkpoint."""
     from transformers import AutoModelForCausalLM
 
     path = checkpoint(family)
-    return load_hybrid(path, dtype), AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    return QWEN3_5.load(path, dtype), AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
 
 
 @functools.cache

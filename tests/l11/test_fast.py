@@ -90,7 +90,7 @@ def test_a_row_of_a_packed_layer_gets_the_same_bits_in_any_batch(dtype):
     torch.manual_seed(0)
     x, slots = torch.randn(5, model.config.hidden_size, dtype=dtype), torch.tensor([4, 1, 6, 2, 5])
     alone, batched = (GdnPool.for_model(model.config, 6, dtype=dtype).get_layer_state(0) for _ in range(2))
-    net = layer.delta_net
+    net = layer.mixer
     arguments = (net.struct, net.gates)
     together = x.clone()
     for _ in range(2):
@@ -108,7 +108,7 @@ def test_a_row_of_a_packed_layer_gets_the_same_bits_in_any_batch(dtype):
 
 def test_a_packed_layer_refuses_rows_and_slots_that_do_not_fit():
     model = speed_up_hybrid(copy.deepcopy(both("every fourth attends")[0]), "packed")
-    net, step = model.model.layers[0].delta_net, native_step_for(model)
+    net, step = model.model.layers[0].mixer, native_step_for(model)
     states = GdnPool.for_model(model.config, 6).get_layer_state(0)
     rest = (net.struct, net.gates, states, net.net.conv_weight)
     for x, slots in (

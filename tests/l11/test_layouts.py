@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from mini_engine import LLM, SamplingParams
 from mini_engine.errors import UserError
+from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.hybrid.hybrid_config import HybridConfig
-from mini_engine.hybrid.weights import load_hybrid
 from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
 from tests.support import hf_greedy, refused
 
@@ -82,7 +82,7 @@ def written(directory, config=same, tensors=same):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_it_is_the_same_text_model(tmp_path, capsys, layout):
     config, tensors = LAYOUTS[layout]
-    ours, plain = (load_hybrid(d) for d in (written(tmp_path / "model", config, tensors), POCKET_HYBRID_DIR))
+    ours, plain = (QWEN3_5.load(d) for d in (written(tmp_path / "model", config, tensors), POCKET_HYBRID_DIR))
     assert ours.config == plain.config
     plain = dict(plain.named_parameters())
     assert [n for n, weight in ours.named_parameters() if not torch.equal(weight, plain.pop(n))] == [] == list(plain)
@@ -107,7 +107,7 @@ def test_a_head_that_neither_part_ties_must_be_there(tmp_path, outside):
         return nested({**found, "tie_word_embeddings": False}) | outside
 
     with refused(UserError, HEAD):
-        load_hybrid(written(tmp_path / "model", config))
+        QWEN3_5.load(written(tmp_path / "model", config))
 
 
 def test_a_vision_tower_without_a_text_model_is_refused(tmp_path):
@@ -126,7 +126,7 @@ def test_a_vision_tower_without_a_text_model_is_refused(tmp_path):
 )
 def test_a_text_model_that_is_not_whole_is_refused(tmp_path, tensors, values):
     with refused(UserError, values):
-        load_hybrid(written(tmp_path / "model", tensors=tensors))
+        QWEN3_5.load(written(tmp_path / "model", tensors=tensors))
 
 
 def test_a_row_of_a_padded_embedding_has_no_text_and_harms_no_neighbour(tmp_path):

@@ -9,11 +9,12 @@ import torch
 
 from mini_engine.checkpoint.weights import load_model
 from mini_engine.errors import UserError
+from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.hybrid.hybrid_config import HybridConfig
-from mini_engine.hybrid.layer_types import FULL, LINEAR
+from mini_engine.hybrid.layer_types import LINEAR
 from mini_engine.hybrid.model import GatedRMSNorm, ZeroCentredRMSNorm, partial_rope
-from mini_engine.hybrid.weights import load_hybrid
 from mini_engine.loading import load
+from mini_engine.model.kinds import FULL
 from tests.l11.models import FAMILIES, checkpoint, first_logits
 from tests.support import some_ids
 
@@ -120,7 +121,7 @@ def test_what_cannot_run_is_refused_in_one_sentence(tmp_path, case):
     changes, words = BROKEN[case]
     shutil.copy(checkpoint(FAMILY) / "model.safetensors", write_config(tmp_path, **changes))
     with pytest.raises(UserError) as refused:
-        load_hybrid(tmp_path)
+        QWEN3_5.load(tmp_path)
     said = str(refused.value)
     assert all(word in said for word in words) and "\n" not in said and len(said) < 600, said
 
@@ -173,5 +174,5 @@ def test_a_tensor_that_is_missing_is_named(tmp_path):
     del tensors["model.layers.1.linear_attn.A_log"]
     save_file(tensors, write_config(tmp_path) / "model.safetensors")
     with pytest.raises(UserError) as refused:
-        load_hybrid(tmp_path)
+        QWEN3_5.load(tmp_path)
     assert "model.layers.1.linear_attn.A_log" in str(refused.value)

@@ -12,7 +12,7 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
-from mini_engine.windows.weights import load_windowed
+from mini_engine.families.qwen3 import FAMILY as QWEN3
 from tests.support import hf_greedy
 
 NEW = 12
@@ -72,7 +72,7 @@ def engine_of(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max(budget, max_num_seqs), chunked_prefill_size=chunk
     )
     defaults = dict(num_blocks=600, block_size=8, kernel="torch", backend="reference")
-    return build_engine(load_windowed(checkpoint(letters, window)), scheduler_config=limits, **defaults | options)
+    return build_engine(QWEN3.load(checkpoint(letters, window)), scheduler_config=limits, **defaults | options)
 
 
 def ask(engine: Engine, prompts: Iterable[Sequence[int]], max_new_tokens: int = NEW, name: str = "r") -> list[Request]:

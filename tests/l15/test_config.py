@@ -6,7 +6,8 @@ import pytest
 
 from mini_engine.errors import UserError
 from mini_engine.loading import reader_of
-from mini_engine.windows.window_config import FULL, SLIDING, WindowConfig
+from mini_engine.model.kinds import FULL, SLIDING
+from mini_engine.windows.window_config import WindowConfig
 from tests.support import refused
 
 pytestmark = pytest.mark.reference
@@ -44,7 +45,7 @@ def test_windows_are_those_that_transformers_sees(tmp_path, changes):
     from transformers import AutoConfig
 
     path = written(tmp_path, **changes)
-    theirs, shape = AutoConfig.from_pretrained(path), reader_of(path)[0]
+    theirs, shape = AutoConfig.from_pretrained(path), reader_of(path).shape
     ours = shape(path)
     assert isinstance(ours, WindowConfig), "the loader is chosen by what the config says"
     assert list(ours.layer_types) == theirs.layer_types and ours.sliding_window == theirs.sliding_window
@@ -62,7 +63,7 @@ def test_windows_are_those_that_transformers_sees(tmp_path, changes):
     ids=str,
 )
 def test_a_model_whose_layers_all_see_everything_is_lesson_0s(tmp_path, changes):
-    shape = reader_of(written(tmp_path, **changes))[0](tmp_path)
+    shape = reader_of(written(tmp_path, **changes)).shape(tmp_path)
     assert not isinstance(shape, WindowConfig)
 
 
@@ -83,7 +84,7 @@ def test_what_cannot_run_is_refused_in_one_sentence(tmp_path, changes, values):
     good = dict(use_sliding_window=True, sliding_window=7, layer_types=[SLIDING, FULL, SLIDING, FULL])
     path = written(tmp_path, **good | changes)
     with refused(UserError, values):
-        reader_of(path)[0](path)
+        reader_of(path).shape(path)
 
 
 def test_an_engine_that_would_ignore_windows_is_refused():

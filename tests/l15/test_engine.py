@@ -8,7 +8,7 @@ import torch
 from mini_engine.engine.layout import kv_shape
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
-from mini_engine.windows.weights import load_windowed
+from mini_engine.families.qwen3 import FAMILY as QWEN3
 from tests.l15.models import FAMILIES, ask, check_nothing_is_lost, checkpoint, drain, engine_of, greedy, hugging_face
 from tests.support import refused, some_ids
 
@@ -159,7 +159,7 @@ def test_a_step_that_fails_frees_the_windows_of_its_requests():
 
 def test_more_requests_run_at_once_than_with_a_table_for_everything():
     """In the same memory, long prompts of a model with windows need a fraction of the blocks."""
-    config = load_windowed(checkpoint("SSFS", 7)).config
+    config = QWEN3.load(checkpoint("SSFS", 7)).config
     assert kv_shape(config).num_hidden_layers == 1
     engine = engine_of("SSFS", 7, chunk=16, num_blocks=1 + 240, max_num_seqs=32)
     ask(engine, [some_ids(170, 160, seed=seed) for seed in range(24)])

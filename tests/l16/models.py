@@ -12,8 +12,8 @@ from mini_engine.build import build_engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
+from mini_engine.families.deepseek import FAMILY as DEEPSEEK
 from mini_engine.latents.kernels import load_kernel
-from mini_engine.latents.weights import load_latents
 from tests.support import hf_greedy, some_ids
 
 BLOCK, NEW = 8, 10
@@ -92,7 +92,7 @@ def checkpoint(family: str = FIRST) -> Path:
 
 def load(family: str = FIRST, dtype=torch.float32):
     """Return our model, new each time: fast layers take over the weights."""
-    return load_latents(checkpoint(family), dtype)
+    return DEEPSEEK.load(checkpoint(family), dtype)
 
 
 @functools.cache

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.checkpoint.weights import load_model
 from mini_engine.errors import UserError
+from mini_engine.families.deepseek import FAMILY as DEEPSEEK
 from mini_engine.latents.latent_config import LatentConfig
-from mini_engine.latents.weights import load_latents
 from mini_engine.loading import load, reader_of
 from mini_engine.pocket_latent import POCKET_LATENT_DIR
 from tests.support import refused
@@ -48,7 +48,7 @@ def written(tmp_path, **changes):
 
 def read(path):
     """Return the config that the loader of any checkpoint reads."""
-    return reader_of(path)[0](path)
+    return reader_of(path).shape(path)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +160,10 @@ def test_a_shape_that_does_not_fit_the_weights_is_refused(tmp_path, name):
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     shutil.copy(source / "model.safetensors", tmp_path)
     if name == "rope_interleave":
-        assert reader_of(tmp_path)[1](tmp_path).config.rope_interleave is False
+        assert reader_of(tmp_path).load(tmp_path).config.rope_interleave is False
         return
     with refused(UserError) as caught:
-        reader_of(tmp_path)[1](tmp_path)
+        reader_of(tmp_path).load(tmp_path)
     assert any(part in str(caught.value) for part in ("q_", "kv_", "o_proj")), "it names a tensor"
 
 
@@ -173,7 +173,7 @@ def test_tensors_are_found_under_the_names_that_transformers_finds(tmp_path):
     other = {"lm_head.weight" if n == EMBEDDING else n.removeprefix("model."): t for n, t in plain.items()}
     other |= {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16)}
     save_file({name: tensor.clone() for name, tensor in other.items()}, tmp_path / "model" / "model.safetensors")
-    ours = dict(load_latents(tmp_path / "model", torch.bfloat16).named_parameters())
+    ours = dict(DEEPSEEK.load(tmp_path / "model", torch.bfloat16).named_parameters())
     assert ours.keys() == plain.keys() and all(torch.equal(ours[name], plain[name]) for name in plain)
 
 

@@ -8,12 +8,13 @@ import torch
 
 from mini_engine.errors import UserError
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
-from mini_engine.latents.fast import FastLatentForCausalLM, speed_up_latents
+from mini_engine.latents.fast import speed_up_latents
 from mini_engine.latents.kernels import load_kernel
-from mini_engine.latents.model import LatentForCausalLM
+from mini_engine.latents.model import latent_model
 from mini_engine.latents.store import LatentKv
 from mini_engine.layers import native
 from mini_engine.layers.exchange import Whole
+from mini_engine.layers.torch_layers import TorchModel
 from tests.l16.models import FAMILIES, FIRST, FOUND, PROMPTS, answered, ask, drain, latents, load
 from tests.l16.small import ROPE, SIZES, V, close, config_of, randoms
 from tests.support import some_ids
@@ -105,7 +106,7 @@ def test_an_engine_runs_in_half_precision(backend):
 
 def test_a_model_is_made_fast_once():
     fast = speed_up_latents(load(), "torch")
-    assert isinstance(fast, FastLatentForCausalLM) and speed_up_latents(fast, "torch") is fast
+    assert isinstance(fast.model, TorchModel) and speed_up_latents(fast, "torch") is fast
 
 
 def test_without_the_backend_the_model_is_unchanged():
@@ -122,7 +123,7 @@ def test_a_tied_head_is_also_the_embedding():
     family = "plain rotary, tied"
     fast = speed_up_latents(load(family), "packed")
     ids = torch.tensor([3, 150, 3])
-    assert torch.equal(fast.embed(ids), load(family).model.embed_tokens(ids))
+    assert torch.equal(fast.model.embed_tokens(ids), load(family).model.embed_tokens(ids))
 
 
 class Asked:
@@ -176,7 +177,7 @@ def test_both_sums_of_a_layer_are_completed(backend):
 
 def small_model(**changes):
     """Return a random model, the same for the same changes."""
-    model = LatentForCausalLM(config_of(**changes)).eval().requires_grad_(False)
+    model = latent_model(config_of(**changes)).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     for _, parameter in model.named_parameters():
         parameter.uniform_(-0.3, 0.3, generator=generator)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mini_engine.checkpoint.config import RopeScaling
-from mini_engine.latents.model import LatentAttention, LatentForCausalLM, rotate_end
+from mini_engine.latents.model import LatentAttention, latent_model, rotate_end
 from mini_engine.model.layers import RMSNorm
 from mini_engine.model.rope import RotaryEmbedding, apply_rope
 from tests.l16.small import HEADS, NOPE, RANK, ROPE, SIZES, V, attention, close, config_of, randoms
@@ -268,7 +268,7 @@ def test_the_norms_of_latents_have_an_eps_of_their_own(eps):
 
 
 def test_all_other_norms_have_the_config_s_eps():
-    model = LatentForCausalLM(config_of(rms_norm_eps=0.3, q_lora_rank=7))
+    model = latent_model(config_of(rms_norm_eps=0.3, q_lora_rank=7))
     eps = {name.split(".")[-1]: norm.eps for name, norm in model.named_modules() if isinstance(norm, RMSNorm)}
     own = dict.fromkeys(("q_a_layernorm", "kv_a_layernorm"), 1e-6)
     assert eps == own | dict.fromkeys(("input_layernorm", "post_attention_layernorm", "norm"), 0.3)

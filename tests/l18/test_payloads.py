@@ -5,8 +5,10 @@ import torch
 
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.hybrid.hybrid_config import FULL, LINEAR, HybridConfig
+from mini_engine.hybrid.hybrid_config import HybridConfig
+from mini_engine.hybrid.layer_types import LINEAR
 from mini_engine.kv.block_tensor import KvPool
+from mini_engine.model.kinds import FULL
 from mini_engine.ranks.messages import ReadBlocks, ReadState, WriteBlocks, WriteState
 from mini_engine.ranks.payloads import Run, join, split
 from mini_engine.ranks.pools import SharedPools

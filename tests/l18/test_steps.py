@@ -10,8 +10,8 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import Step
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.gpu.graphs import no_graph
-from mini_engine.hybrid.weights import load_hybrid
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
 from mini_engine.ranks.messages import Copy, PoolSize
@@ -183,7 +183,7 @@ class NotingHybrid(Noting):
 
 @cache
 def hybrid():
-    return load_hybrid(POCKET_HYBRID_DIR)
+    return QWEN3_5.load(POCKET_HYBRID_DIR)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_the_bytes_of_a_step_are_those_of_the_formulas(name, num_ranks):
     expected = step_of(load(name), ids)
 
     def work(model):
-        logits, traffic = step_of(model, ids), model.head.collectives.traffic
+        logits, traffic = step_of(model, ids), model.lm_head.collectives.traffic
         return logits, traffic.calls, traffic.bytes
 
     config = load(name).config

@@ -19,7 +19,7 @@ from mini_engine.engine.loop import generate
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine.worker import EngineWorker
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.model.causal_lm import CausalLM
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.server.app import create_app
 from mini_engine.server.background import in_background
@@ -55,7 +55,7 @@ def tokenizer() -> Tokenizer:
 
 
 @functools.cache
-def small_model() -> Qwen3ForCausalLM:
+def small_model() -> CausalLM:
     """A small random model with the pocket's vocabulary, and no end token."""
     return random_model(vocab_size=len(tokenizer().token_bytes), max_position_embeddings=512)
 

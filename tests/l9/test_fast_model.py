@@ -21,7 +21,8 @@ from mini_engine.kv.token_flat import FlatRequest, PagedSequence
 from mini_engine.kv.token_flat import KvPool as FlatPool
 from mini_engine.layers import native, speed_up, torch_layers
 from mini_engine.layers.packed_step import starts_of
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.model.decoder import Decoder
+from mini_engine.model.qwen3 import qwen3_model
 from tests.support import FAMILIES, both, checkpoint, hf_greedy, refused, some_ids, write_checkpoint
 
 FAMILY = "two, tied, wide heads"
@@ -340,13 +341,13 @@ def test_an_unknown_backend_is_refused():
     with refused(UserError, "auto packed torch"):
         speed_up(model, "faster")
     with refused(UserError, "meta"), torch.device("meta"):
-        speed_up(Qwen3ForCausalLM(model.config))
-    assert type(model) is Qwen3ForCausalLM, "a rejected model must be unchanged"
+        speed_up(qwen3_model(model.config))
+    assert type(model.model) is Decoder, "a rejected model must be unchanged"
 
 
 def test_a_model_is_made_fast_once():
     model = load_model(checkpoint(FAMILY))
     fast = speed_up(model)
     assert speed_up(fast) is fast
-    assert type(model) is Qwen3ForCausalLM, "the caller's object must keep its class"
+    assert type(model.model) is Decoder, "the caller's object must keep its layers"
     assert (fast.dtype, fast.device.type) == (torch.float32, "cpu")

@@ -7,8 +7,8 @@ from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
-from mini_engine.layers.fast_model import FastQwen3ForCausalLM
 from mini_engine.llm import LLM
+from mini_engine.model.decoder import Decoder
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
 
@@ -31,13 +31,13 @@ def reference():
 
 
 def test_the_reference_backend_is_lesson_0_s_layers(reference):
-    assert not isinstance(reference.engine.runner.model, FastQwen3ForCausalLM)
+    assert isinstance(reference.engine.runner.model.model, Decoder)
 
 
 @pytest.mark.parametrize("options", [{}, {"backend": "torch"}])
 def test_on_the_cpu_fast_layers_are_the_default_and_change_no_token(reference, options):
     fast = llm(**options)
-    assert isinstance(fast.engine.runner.model, FastQwen3ForCausalLM)
+    assert not isinstance(fast.engine.runner.model.model, Decoder)
     assert type(fast.engine.runner) is ModelRunner
     assert answers(fast) == answers(reference)
 

@@ -107,7 +107,7 @@ def test_a_request_that_ends_with_an_error_fails_whatever_the_dtype(capsys, monk
 
     def harmed(model, backend):
         model = real(model, backend)
-        model.head = Broken()
+        model.lm_head = Broken()
         return model
 
     monkeypatch.setattr(l9_smoke, "speed_up", harmed)

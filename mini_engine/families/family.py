@@ -1,0 +1,40 @@
+"""Course machinery. The functions that a family of models consists of."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from mini_engine.checkpoint.names import as_stored
+from mini_engine.checkpoint.stored import Stored
+from mini_engine.checkpoint.weights import check_place, resolve_checkpoint
+from mini_engine.model.causal_lm import CausalLM
+
+
+class Family(NamedTuple):
+    """A family of models.
+
+    shape: reads the config.json of a checkpoint directory. build: returns a model of a shape, without weights.
+    speed_up: returns a model with fast layers on a CPU; arguments as for lesson 9's `speed_up`.
+    fuse: returns a model with lesson 10's layers for a GPU; None: they do not fit this family.
+    renamed, ignored: as for `Stored`.
+    """
+
+    shape: Callable[[Path], Any]
+    build: Callable[[Any], CausalLM]
+    speed_up: Callable[..., CausalLM]
+    fuse: Callable[[CausalLM], CausalLM] | None = None
+    renamed: Callable[[str], str] = as_stored
+    ignored: tuple[str, ...] = ()
+
+    def load(
+        self, path_or_hub_id: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    ) -> CausalLM:
+        """Load a checkpoint of this family, ready for inference. Arguments and errors as for `load_model`."""
+        check_place(dtype, device)
+        return self.stored(resolve_checkpoint(path_or_hub_id)).load(dtype, device)
+
+    def stored(self, directory: Path) -> Stored:
+        """Return the checked tensors of a checkpoint. UserError: the checkpoint cannot be used."""
+        return Stored(self.build, self.shape(directory), directory, self.renamed, self.ignored)

@@ -1,0 +1,41 @@
+"""Course machinery. Qwen3, dense: lesson 0's model, with windows in some layers (lesson 15) or without."""
+
+from pathlib import Path
+from typing import Any
+
+from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.checkpoint.json_files import read_json
+from mini_engine.families.family import Family
+from mini_engine.model.causal_lm import CausalLM
+from mini_engine.model.kinds import SLIDING
+from mini_engine.model.qwen3 import qwen3_model
+
+
+def shape(directory: Path) -> Qwen3Config:
+    """Return the shape in a directory's config.json. UserError: it cannot run here."""
+    from mini_engine.checkpoint.config_schema import layer_types  # pydantic-core is needed only here
+
+    raw = read_json(directory / "config.json")
+    types = layer_types(raw) if isinstance(raw.get("num_hidden_layers"), int) else None
+    if not isinstance(types, list) or SLIDING not in types:
+        return Qwen3Config.from_dir(directory)
+    from mini_engine.windows.window_config import WindowConfig
+
+    return WindowConfig.from_dir(directory)
+
+
+def speed_up(model: CausalLM, *options: Any) -> CausalLM:
+    """Return the model with lesson 9's layers."""
+    from mini_engine.layers.fast_model import speed_up
+
+    return speed_up(model, *options)
+
+
+def fuse(model: CausalLM) -> CausalLM:
+    """Return the model with lesson 10's layers."""
+    from mini_engine.layers.fused_layers import fuse
+
+    return fuse(model)
+
+
+FAMILY = Family(shape, qwen3_model, speed_up, fuse)

@@ -1,0 +1,63 @@
+"""Lesson 0. The decoder of every model: an embedding, layers of a mixer and a feed-forward block, and the last norm.
+
+A mixer is the part of a layer in which a token sees others; in lesson 0 it is attention. Tokens are packed, `[T]`, and
+`meta.positions` has each token's position. Module names are the checkpoint's, so the name of a tensor says where it
+belongs.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from mini_engine.model.layers import Embedding, RMSNorm, SwiGLU
+
+Norm = Callable[[int, float], nn.Module]  # makes a norm of a size, with an eps
+
+
+class DecoderLayer(nn.Module):
+    """A mixer, then feed-forward; each reads a normalized copy of x, and its result is added to x.
+
+    Args:
+        mixer: called with x, the positions' cosine and sine, the store and its plan. name: of the mixer in checkpoints.
+    """
+
+    def __init__(self, config: Any, mixer: nn.Module, name: str = "self_attn", norm: Norm = RMSNorm) -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, mixer)
+        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
+        self.input_layernorm: Any = norm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm: Any = norm(config.hidden_size, config.rms_norm_eps)
+
+    @property
+    def mixer(self) -> Any:
+        """The mixer, whatever its name in checkpoints."""
+        return getattr(self, self.name)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: Any, meta: Any) -> Tensor:
+        x = x + self.mixer(self.input_layernorm(x), cos, sin, kv, meta)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """Embedding, decoder layers and the final norm.
+
+    Args:
+        rope: returns cosine and sine of the angles at some positions.
+    """
+
+    def __init__(self, config: Any, rope: nn.Module, layers: Iterable[nn.Module], norm: Norm = RMSNorm) -> None:
+        super().__init__()
+        self.rope = rope
+        self.embed_tokens: nn.Module = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, token_ids: Tensor, kv: Any, meta: Any, rows: Tensor | None = None) -> Tensor:
+        """Return the normed hidden states `[R, hidden_size]` of `rows`, or of all tokens."""
+        x = self.embed_tokens(token_ids)
+        cos, sin = self.rope(meta.positions, x.dtype)
+        for layer in self.layers:
+            x = layer(x, cos, sin, kv, meta)
+        return self.norm(x if rows is None else x[rows])
