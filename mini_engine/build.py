@@ -148,21 +148,20 @@ def storage_of(model: Any, config: EngineConfig, pools: Pools) -> Storage:
     maker = pools.maker(pool_maker(model.config.has_latents, config)(shape, model.dtype, model.device))
     with told_of("kv_bytes"):
         if model.config.has_states:
-            from mini_engine.hybrid.fast import native_step_for
             from mini_engine.hybrid.storage import hybrid_storage
 
-            return hybrid_storage(model, config, maker, native_step_for(model), pools.slots)
+            return hybrid_storage(model, config, maker, pools)
         num_blocks = num_blocks_of(config, maker.bytes_per_token, model.device)
         kv = maker.make(num_blocks, config.block_size, config.kernel)
     if model.config.has_windows:
         from mini_engine.windows.storage import window_storage
 
-        return window_storage(model.config, config, kv, maker.copier(kv))
+        return window_storage(model, config, kv, maker.copier(kv), pools)
     storage = plain_storage(kv, maker.copier(kv), config.enable_prefix_caching)
     if model.config.has_latents:
         from mini_engine.latents.store import LatentKv
 
-        return replace(storage, store=LatentKv(model.config, kv))
+        return replace(storage, store=pools.store(LatentKv.for_model, model, kv=kv))
     return storage
 
 

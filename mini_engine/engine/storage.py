@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mini_engine.engine.pools import Pools
 from mini_engine.engine.runner import Plan, plan_rows
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.coordinator import CopyBlocks, KvCoordinator
@@ -34,6 +35,19 @@ class Storage:
     states: Any = None
     slots_of: Callable[[str], Sequence[int]] = no_slots
     windows: Any = None
+
+    def companions(self, pools: Pools, blocks: Any) -> list[Any]:
+        """Return lesson 12's companions: what a stored prefix needs besides `blocks`, whole blocks as bytes."""
+        found: list[Any] = []
+        if self.states is not None:
+            from mini_engine.tiers.states import StateCompanion
+
+            found.append(StateCompanion(pools.state_bytes(self.states), self.slots_of))
+        if self.windows is not None:
+            from mini_engine.windows.companion import WindowCompanion
+
+            found.append(WindowCompanion(blocks, self.windows))
+        return found
 
 
 def plain_storage(kv: KvPool, copy: CopyBlocks, enable_prefix_caching: bool) -> Storage:

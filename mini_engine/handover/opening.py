@@ -14,7 +14,7 @@ from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine.storage import Storage
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
-from mini_engine.handover.extras import Extras, NoExtras, StateExtras, WindowExtras
+from mini_engine.handover.extras import Extras
 from mini_engine.handover.prefill import Built
 from mini_engine.handover.protocol import Layout
 from mini_engine.handover.receiver import ReceivingConnector
@@ -107,11 +107,7 @@ def receiving_connector(
 def copiers(storage: Storage, pools: Pools) -> tuple[Any, Extras]:
     """Return the block copier and the extras copier of a storage."""
     blocks = pools.block_bytes(storage.kv)
-    if storage.states is not None:
-        return blocks, StateExtras(pools.state_bytes(storage.states), storage.slots_of, blocks.payload_bytes)
-    if storage.windows is not None:
-        return blocks, WindowExtras(blocks, storage.windows)
-    return blocks, NoExtras()
+    return blocks, Extras(storage.companions(pools, blocks), blocks.payload_bytes)
 
 
 def layout_of(identity: Identity, blocks: Any, extras: Extras) -> Layout:

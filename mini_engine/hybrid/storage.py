@@ -1,20 +1,20 @@
 """Lesson 11. The storage of a hybrid model: its memory divided between blocks, states and checkpoints."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from mini_engine.engine.engine import default_kv_bytes
+from mini_engine.engine.pools import Pools
 from mini_engine.engine.storage import Storage
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
+from mini_engine.hybrid.fast import native_step_for
 from mini_engine.hybrid.gdn_pool import PADDING_SLOT, GdnPool
 from mini_engine.hybrid.memory import StateMemory
 from mini_engine.hybrid.model import HybridForCausalLM
-from mini_engine.hybrid.native import NativeStep
 from mini_engine.hybrid.runner import HybridPlan
 from mini_engine.hybrid.store import HybridKv
-from mini_engine.hybrid.track_slots import TrackSlots
+from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.cache_coordinator import CacheCoordinator
 from mini_engine.kv.manager import blocks_in_budget
 from mini_engine.kv.pool_maker import PoolMaker
@@ -38,23 +38,16 @@ class Sizes(NamedTuple):
     slots: Slots
 
 
-def itself(pool: GdnPool) -> TrackSlots:
-    """Return the pool, which is its own slot allocator."""
-    return pool
+def store_over(model: HybridForCausalLM, kv: KvPool, states: GdnPool) -> HybridKv:
+    """Return the store of a hybrid over its pools, with the C++ step of delta nets if the model has packed matrices."""
+    return HybridKv(model.config, kv, states, native_step_for(model))
 
 
-def hybrid_storage(
-    model: HybridForCausalLM,
-    config: EngineConfig,
-    maker: PoolMaker,
-    native_step: NativeStep | None = None,
-    slots: Callable[[GdnPool], TrackSlots] = itself,
-) -> Storage:
+def hybrid_storage(model: HybridForCausalLM, config: EngineConfig, maker: PoolMaker, pools: Pools) -> Storage:
     """Return the storage of a hybrid.
 
     Args:
-        maker: makes the KV pool. native_step: the C++ step of delta nets; None for torch.
-        slots: returns the pool's slot allocator, which also copies states; with ranks (lesson 18), in all of them.
+        maker: makes the KV pool. pools: of this process, or of all that share the model.
 
     Raises:
         UserError: an option is invalid, or the memory is too small.
@@ -65,11 +58,11 @@ def hybrid_storage(
         model.config, sizes.slots.working, device=model.device, dtype=model.dtype, max_track_slots=sizes.slots.track
     )
     interval = config.checkpoint_interval or max(1, INTERVAL // config.block_size) * config.block_size
-    memory = StateMemory(slots(pool), config.block_size, interval, config.max_drafts)
+    memory = StateMemory(pools.slots(pool), config.block_size, interval, config.max_drafts)
     # K and V without a checkpoint of the state would never be reused
     prefixes = partial(PrefixCache, capacity=None if sizes.slots.track else 0, memory=memory)
     return Storage(
-        store=HybridKv(model.config, kv, pool, native_step),
+        store=pools.store(store_over, model, kv=kv, states=pool),
         kv=kv,
         copy=maker.copier(kv),
         plan=HybridPlan(memory.slots_of),

@@ -1,7 +1,7 @@
 """Lesson 16. Lesson 3's pool as a store of latents. It decides for each sequence of a step how to read its latents."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -32,6 +32,11 @@ class LatentKv:
     def __init__(self, config: LatentConfig, kv: KvPool) -> None:
         self.config, self.kv = config, kv
         self.kernel = cast(LatentKernel, kv.kernel)
+
+    @classmethod
+    def for_model(cls, model: Any, kv: KvPool) -> "LatentKv":
+        """Return the store of a model, or of a rank's part of one."""
+        return cls(model.config, kv)
 
     @property
     def device(self) -> torch.device:

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.engine.pools import Pools
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine.storage import Storage
 from mini_engine.engine_config import EngineConfig
@@ -27,16 +28,16 @@ def shape_of_pool(config: WindowConfig) -> Qwen3Config:
     return Qwen3Config(**shape)
 
 
-def window_storage(model_config: WindowConfig, config: EngineConfig, kv: KvPool, copy: CopyBlocks) -> Storage:
+def window_storage(model: Any, config: EngineConfig, kv: KvPool, copy: CopyBlocks, pools: Pools) -> Storage:
     """Return the storage of a model with windows.
 
     Args:
-        kv: the pool, of `shape_of_pool`. copy: copies its blocks, in every process of the model.
+        kv: the pool, of `shape_of_pool`. copy: copies its blocks, in every process of the model. pools: of them all.
     """
-    store = GroupedKv(model_config, kv)
+    store = pools.store(GroupedKv.for_model, model, kv=kv)
     num_groups = num_window_groups(store.places)
     allocator = RefCountedAllocator(kv.num_blocks, config.block_size)
-    memory = WindowMemory(allocator, model_config.sliding_window, num_groups, most_in_step(config))
+    memory = WindowMemory(allocator, model.config.sliding_window, num_groups, most_in_step(config))
     # without prefix caching: a tree that keeps nothing
     capacity = None if config.enable_prefix_caching else 0
     prefixes = partial(PrefixCache, capacity=capacity, memory=memory, allocator=allocator)

@@ -43,6 +43,11 @@ class GroupedKv:
         with_window = windowed(kernel, config.sliding_window)
         self.kernels = [kernel if window == EVERY_KEY else with_window for window in self.windows]
 
+    @classmethod
+    def for_model(cls, model: Any, kv: KvPool) -> "GroupedKv":
+        """Return the store of a model, or of a rank's part of one."""
+        return cls(model.config, kv)
+
     @property
     def device(self) -> torch.device:
         """The pool's device."""
