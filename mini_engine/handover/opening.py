@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mini_engine.engine.pools import OWN_POOLS, Pools
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.storage import Storage
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError

@@ -6,7 +6,7 @@ from typing import Any
 
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.engine.pools import Pools
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.storage import Storage
 from mini_engine.engine_config import EngineConfig
 from mini_engine.kv.block_tensor import KvPool

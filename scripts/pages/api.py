@@ -75,7 +75,8 @@ PARTS = (
         "The engine underneath: requests arrive, steps run, tokens come out. [Lesson 5](l5_scheduler/README.md).",
         (
             *entries("engine/engine.py", "Engine", "StepResult"),
-            *entries("engine/scheduler.py", "SchedulerConfig", "Scheduler"),
+            *entries("engine/scheduler_config.py", "SchedulerConfig"),
+            *entries("engine/scheduler.py", "Scheduler"),
             *entries("engine/request.py", "Request", "Ending"),
             *entries("engine/sampler.py", "sample"),
         ),

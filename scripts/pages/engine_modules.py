@@ -58,7 +58,6 @@ LAYERS = (
         "which requests run, how the step is planned, which token is chosen, which text is shown",
         (
             "engine",
-            "engine_config",
             "gpu",
             "handover",
             "hybrid",
@@ -99,6 +98,7 @@ LAYERS = (
             "checkpoint.json_files",
             "errors",
             "values",
+            *("engine_config", "engine.scheduler_config", "speculation.options"),
             "native_build",
             "text.prompts",
             "cli.parser",
