@@ -19,7 +19,7 @@ LONG = 2**20  # blocks of a prefix of which every companion needs as much as it 
 class Companion(Protocol):
     """One kind of items that go with blocks, at most one with each: lesson 11's states or lesson 15's windows.
 
-    kind: of their records. payload_bytes: size of one item.
+    kind: of their records; no other companion of a model has it. payload_bytes: size of one item.
     only_at_end: a request has only the item of the last token that it has computed, like a state.
     """
 
