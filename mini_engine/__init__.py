@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from mini_engine.engine.answer import TextDelta
     from mini_engine.engine.offline import Completion
     from mini_engine.engine.sampling_params import SamplingParams
-    from mini_engine.engine.scheduler import SchedulerConfig
+    from mini_engine.engine.scheduler_config import SchedulerConfig
     from mini_engine.engine_config import EngineConfig
     from mini_engine.errors import UserError
     from mini_engine.llm import LLM
@@ -32,7 +32,7 @@ _HOMES = {
     "Completion": "mini_engine.engine.offline",
     "EngineConfig": "mini_engine.engine_config",
     "SamplingParams": "mini_engine.engine.sampling_params",
-    "SchedulerConfig": "mini_engine.engine.scheduler",
+    "SchedulerConfig": "mini_engine.engine.scheduler_config",
     "TextDelta": "mini_engine.engine.answer",
     "UserError": "mini_engine.errors",
 }

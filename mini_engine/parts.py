@@ -100,29 +100,11 @@ def tier_connector(model: Any, storage: Storage, config: EngineConfig, identity:
     from mini_engine.tiers.opening import open_tiers
 
     blocks = pools.block_bytes(storage.kv)
-    companions = companions_of(storage, pools, blocks)
+    companions = storage.companions(pools, blocks)
     store = open_tiers(config, identity, blocks, companions, prober(model, storage, pools.group))
-    connector = TierConnector(store, companions.make(store.tiers))
+    connector = TierConnector(store, companions)
     weakref.finalize(connector, store.tiers.close)
     return connector
-
-
-def companions_of(storage: Storage, pools: Pools, blocks: Any) -> Any:
-    """Return the CompanionMaker of lesson 12 for what a model needs besides blocks of all its layers."""
-    from mini_engine.tiers.companions import CompanionMaker
-
-    for kind in storage.kinds:
-        memory = kind.memory
-        if kind.states is not None:
-            from mini_engine.tiers.states import StateRecords
-
-            slots = pools.state_bytes(kind.states)
-            return CompanionMaker(lambda tiers: StateRecords(tiers, slots, memory.slots_of), slots.payload_bytes)
-        from mini_engine.windows.records import WindowRecords
-
-        window_bytes = memory.most_at_start * blocks.payload_bytes
-        return CompanionMaker(lambda tiers: WindowRecords(tiers, blocks, memory), window_bytes, num_each=2)
-    return CompanionMaker()
 
 
 def prober(model: Any, storage: Storage, group: Group) -> Callable[[int], None]:

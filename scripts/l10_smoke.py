@@ -14,7 +14,7 @@ from scripts.smoke.several import drained, run_several
 from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.gpu.graphs import Capture, CudaCapture, GraphRunner, no_graph
 from mini_engine.gpu.loop import DeviceKv, generate_on_device
 from mini_engine.gpu.pools import make_full_attention_net_mem_pool, make_req_to_token_pool

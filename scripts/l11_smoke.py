@@ -14,7 +14,7 @@ from scripts.smoke.several import LeftOut, answers, run_several
 from mini_engine.attention.registry import load_kernel
 from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.gpu.kv_pool import KvPool
 from mini_engine.gpu.loop import generate_on_device
 from mini_engine.gpu.req_to_token import ReqToTokenPool

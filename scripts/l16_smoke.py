@@ -17,7 +17,7 @@ from scripts.smoke.steps import steps_of
 
 from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.gpu.kv_pool import KvPool

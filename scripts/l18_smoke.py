@@ -18,7 +18,7 @@ from scripts.smoke.steps import steps_of
 from mini_engine.build import build_engine, over_ranks, start_ranks
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.kv.cache_coordinator import cache_of

@@ -19,7 +19,7 @@ from mini_engine.build import build_engine, open_engine
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
 from mini_engine.handover.either import EitherConnector
 from mini_engine.handover.receiver import ReceivingConnector

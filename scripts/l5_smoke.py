@@ -9,7 +9,7 @@ from scripts.smoke.steps import steps_of
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.stats import Summary
 
 LONG_PROMPTS = (

@@ -13,7 +13,7 @@ from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, drained, run_several
 
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.layers import native, speed_up
 from mini_engine.native_build import find_compiler

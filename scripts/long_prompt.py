@@ -80,7 +80,7 @@ def chunked(model, prompts, long_prompt, budget, args) -> dict:
     """Do the same with lesson 5's engine, which computes the prompt in chunks of at most `budget` tokens."""
     from mini_engine.engine.engine import Engine
     from mini_engine.engine.sampling_params import SamplingParams
-    from mini_engine.engine.scheduler import SchedulerConfig
+    from mini_engine.engine.scheduler_config import SchedulerConfig
 
     limits = SchedulerConfig(max_num_seqs=len(prompts) + 1, max_num_batched_tokens=budget, chunked_prefill_size=budget)
     engine = Engine.for_model(model, num_blocks=blocks_for(args), block_size=BLOCK_SIZE, scheduler_config=limits)

@@ -172,7 +172,7 @@ def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
 
 def scheduler_config(args: argparse.Namespace):
     """Return the SchedulerConfig that `args` asks for. The server sets the order (lesson 7)."""
-    from mini_engine.engine.scheduler import SchedulerConfig
+    from mini_engine.engine.scheduler_config import SchedulerConfig
 
     names = ("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size", "watermark", "reserve_answers")
     return SchedulerConfig(**{name: getattr(args, name) for name in names}, policy="priority")

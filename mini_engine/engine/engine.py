@@ -22,7 +22,8 @@ from mini_engine.engine.runner import ModelRunner, Runner
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampler import sample
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Chunk, Decoding, Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Chunk, Decoding, Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.stats import StepStats
 from mini_engine.errors import EngineDead, UserError
 from mini_engine.kv.block_tensor import KvPool, PoolShape

@@ -44,7 +44,9 @@ def storage_of(model: Any, config: EngineConfig, pools: Pools, budget: int) -> S
         kinds.insert(0, kind)  # its tables first: a state's slots are added to them
     caches = config.enable_prefix_caching and (states is None or states.max_track_slots > 0)
     coordinator = coordinator_for([kind.memory for kind in reversed(kinds)], caches, allocator)
-    return Storage(store_of(model, kv, states), kv, maker.copier(kv), coordinator, kinds)
+    own = {"kv": kv} if states is None else {"kv": kv, "states": states}
+    store = kv if set(layers) == {Full()} else pools.store(store_of, model, **own)
+    return Storage(store, kv, maker.copier(kv), coordinator, kinds)
 
 
 def has(kind: type[Kind], layers: Sequence[Kind]) -> bool:
@@ -149,9 +151,14 @@ def state_kind(states: Any, pools: Pools, config: EngineConfig) -> MemoryKind:
 
         return SlotRows(memory.slots_of)
 
+    def companion(pools: Pools, blocks: Any) -> Any:
+        from mini_engine.tiers.states import StateCompanion
+
+        return StateCompanion(pools.state_bytes(states), memory.slots_of)
+
     memory = StateMemory(pools.slots(states), config.block_size, interval_of(config), config.max_drafts)
     probe = partial(HybridPlan, lambda request_id: [PADDING_SLOT])
-    return MemoryKind(memory, partial(HybridPlan, memory.slots_of), probe, rows, states)
+    return MemoryKind(memory, partial(HybridPlan, memory.slots_of), probe, rows, companion)
 
 
 def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -> tuple[MemoryKind, Any]:
@@ -166,12 +173,17 @@ def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -
 
         return GroupRows(memory.tables_of, num_groups)
 
+    def companion(pools: Pools, blocks: Any) -> Any:
+        from mini_engine.windows.companion import WindowCompanion
+
+        return WindowCompanion(blocks, memory)
+
     [window] = {kind.size for kind in layers if isinstance(kind, Window)}
     num_groups = num_window_groups(places_of(attending(layers)))
     allocator = RefCountedAllocator(num_blocks, config.block_size)
     memory = WindowMemory(allocator, window, num_groups, config.most_in_step)
     plan, probe = partial(WindowPlan, memory.tables_of, num_groups), partial(same_in_all, num_groups)
-    return MemoryKind(memory, plan, probe, rows), allocator
+    return MemoryKind(memory, plan, probe, rows, companion), allocator
 
 
 def coordinator_for(memories: Sequence[CacheMemory], caches: bool, allocator: Any) -> Callable[..., KvCoordinator]:

@@ -4,6 +4,7 @@ The composition root creates pools through these methods, and the copies between
 18's `SharedPools` has the same methods for ranks.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from mini_engine.engine.runner import ALONE, Group
@@ -26,12 +27,21 @@ class Pools(Protocol):
         """Return the TrackSlots of lesson 11's pool, which allocates slots and copies and resets their states."""
         ...
 
+    def store(self, make: Callable[..., Any], model: Any, **pools: Any) -> Any:
+        """Return `make(model, **pools)`, the store that the model reads; other processes make theirs likewise.
+
+        Args:
+            make: a module's function or a class method, so that it can be sent.
+            pools: `kv`, and `states` if the model has any: this process's.
+        """
+        ...
+
     def block_bytes(self, kv: Any) -> Any:
         """Return lesson 12's `Blocks` over a KV pool: whole blocks as bytes."""
         ...
 
     def state_bytes(self, states: Any) -> Any:
-        """Return lesson 12's `Slots` over a pool of states: whole slots as bytes."""
+        """Return lesson 12's `Blocks` over a pool of states: whole slots as bytes."""
         ...
 
 
@@ -48,6 +58,10 @@ class OwnPools:
         """Return the pool itself."""
         return states
 
+    def store(self, make: Callable[..., Any], model: Any, **pools: Any) -> Any:
+        """Return the store over these pools."""
+        return make(model, **pools)
+
     def block_bytes(self, kv: Any) -> Any:
         """Return the pool's BlockBytes."""
         from mini_engine.tiers.blocks import BlockBytes
@@ -55,10 +69,8 @@ class OwnPools:
         return BlockBytes.of_pool(kv)
 
     def state_bytes(self, states: Any) -> Any:
-        """Return the pool's StateBytes."""
-        from mini_engine.tiers.blocks import StateBytes
-
-        return StateBytes(states)
+        """Return the pool's BlockBytes; a block is a slot."""
+        return self.block_bytes(states)
 
 
 OWN_POOLS = OwnPools()

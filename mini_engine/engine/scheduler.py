@@ -13,62 +13,16 @@ from array import array
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
-from operator import attrgetter
 from typing import NamedTuple
 
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SampleRow
+from mini_engine.engine.scheduler_config import POLICIES, SchedulerConfig
 from mini_engine.errors import EngineDead, TooLong, UserError
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.values import real, shown, whole
-
-POLICIES = {"fcfs": attrgetter("arrival"), "priority": attrgetter("priority", "arrival")}
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """The limits of a step.
-
-    max_num_seqs: requests that may hold blocks at the same time.
-    max_num_batched_tokens: tokens computed in one step; at least max_num_seqs, so that every request can decode.
-    chunked_prefill_size: tokens of one prompt computed in one step.
-    watermark: blocks per running request that an admission leaves free, because running requests will soon need more.
-    reserve_answers: promise room for the whole answer. No request is preempted then, but fewer run at once.
-    policy: "fcfs", first come first served, or "priority", smaller numbers first.
-    """
-
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
-    chunked_prefill_size: int = 512
-    watermark: float = 0.5
-    reserve_answers: bool = False
-    policy: str = "fcfs"
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size"):
-            value = getattr(self, name)
-            number = whole(value)
-            if number is None or number < 1:
-                raise UserError(f"{name} is {shown(value)}; give a whole number of 1 or more", param=name)
-            object.__setattr__(self, name, number)  # the only way to set a frozen field
-        watermark = real(self.watermark)
-        if watermark is None or not watermark >= 0:  # NaN is not
-            raise UserError(f"watermark is {shown(self.watermark)}; give a number of 0 or more", param="watermark")
-        if type(self.reserve_answers) is not bool:
-            wrong = shown(self.reserve_answers)
-            raise UserError(f"reserve_answers is {wrong}; give True or False", param="reserve_answers")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise UserError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}, but max_num_seqs is {self.max_num_seqs}; "
-                "every running request needs one token per step, so raise the first or lower the second",
-                param="max_num_batched_tokens",
-            )
-        if not isinstance(self.policy, str) or self.policy not in POLICIES:
-            wrong = shown(self.policy)
-            raise UserError(f"there is no policy {wrong}; choose one of {', '.join(POLICIES)}", param="policy")
+from mini_engine.values import shown
 
 
 class Chunk(NamedTuple):

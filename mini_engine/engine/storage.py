@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mini_engine.engine.pools import Pools
 from mini_engine.engine.runner import Plan, plan_rows
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.coordinator import CopyBlocks, KvCoordinator
+from mini_engine.kv.memory import CacheMemory
 
 
 @dataclass(frozen=True)
@@ -15,14 +17,14 @@ class MemoryKind:
 
     memory: what requests and the prefix cache hold of it. plan: adds its tables to the plan of a step.
     probe: the same for a step without a request. rows: returns lesson 10's `Extras` of captured steps.
-    states: its pool, if it has one of its own.
+    companion: returns lesson 12's `Companion`, from the pools and the copier of whole blocks.
     """
 
-    memory: Any
+    memory: CacheMemory
     plan: Callable[[Plan], Plan]
     probe: Callable[[Plan], Plan]
     rows: Callable[[], Any]
-    states: Any = None
+    companion: Callable[[Pools, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Storage:
     copy: CopyBlocks
     coordinator: Callable[..., KvCoordinator] = KvCoordinator
     kinds: Sequence[MemoryKind] = ()
+
+    def companions(self, pools: Pools, blocks: Any) -> list[Any]:
+        """Return lesson 12's companions: what a stored prefix needs besides `blocks`, whole blocks as bytes."""
+        return [kind.companion(pools, blocks) for kind in self.kinds]
 
     @property
     def plan(self) -> Plan:

@@ -58,11 +58,14 @@ class CudaCapture:
         self.memory = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Callable[[], None]) -> Replay:
-        """Run `work` once to create everything a first call creates (compiled kernels, workspaces), then record it."""
+        """Run `work` once to create everything a first call creates (compiled kernels, workspaces), then record it.
+
+        Other threads may use the GPU meanwhile, as lesson 12's copier does for another engine of this process.
+        """
         work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.memory):
+        with torch.cuda.graph(graph, pool=self.memory, capture_error_mode="thread_local"):
             work()
         return graph.replay
 

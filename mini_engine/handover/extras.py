@@ -1,36 +1,44 @@
-"""Lesson 19. Extras that are handed over with blocks, for models that need more than the K and V in them.
+"""Lesson 19. Extras that are handed over with blocks: the items of lesson 12's companions, cut into buffers.
 
 A hybrid needs the state after the last block (lesson 11), windows the last blocks of their groups (lesson 15). Latents
-are K and V to the pool (lesson 16). Extras are cut into buffers, which follow those of the blocks.
+are K and V to the pool (lesson 16). Extras follow the buffers of the blocks.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
 
+from mini_engine.tiers.companions import Companion
 from mini_engine.tiers.records import Bytes
-from mini_engine.tiers.states import Slots
-from mini_engine.tiers.store import Blocks
 
 
-class Extras(Protocol):
-    """The buffers that follow those of the blocks.
+class Extras:
+    """The buffers that follow those of the blocks: item by item, in the order of the blocks that they go with.
 
-    num_bytes: size of the extras, for the handshake. only_at_end: they can be read only while the request's memories
-        are exactly at the end of the last block, like a state.
+    Args:
+        companions: what a request needs besides blocks. buffer_bytes: size of one buffer; an item may take several.
+
+    Attributes:
+        only_at_end: they can be read only while the request's memories are exactly at the end of the last block.
     """
 
-    only_at_end: bool
+    def __init__(self, companions: Sequence[Companion], buffer_bytes: int) -> None:
+        self.companions, self.buffer_bytes = companions, buffer_bytes
+        self.only_at_end = any(one.only_at_end for one in companions)
 
     @property
-    def num_bytes(self) -> int: ...
+    def num_bytes(self) -> int:
+        """Size in bytes of one item of each companion, for the handshake."""
+        return sum(one.payload_bytes for one in self.companions)
 
     def num_buffers(self, start: int, stop: int) -> int:
         """Return the number of buffers that come with blocks start … stop - 1."""
-        ...
+        return sum(self._pieces(one) * len(one.needed(start, stop)) for one in self.companions)
 
     def read(self, request_id: str, start: int, stop: int) -> Sequence[Bytes]:
         """Return their contents. The request's memories are at the end of block stop - 1."""
-        ...
+        read = {one: iter(one.read(request_id, one.needed(start, stop))) for one in self.companions}
+        payloads = [memoryview(next(read[one])) for one in self._items(start, stop)]
+        size = self.buffer_bytes
+        return [payload[at : at + size] for payload in payloads for at in range(0, len(payload), size)]
 
     def write(self, request_id: str, start: int, stop: int, buffers: Sequence[Bytes]) -> None:
         """Copy contents into the memories of a request that has blocks start … stop - 1 to fill.
@@ -38,89 +46,20 @@ class Extras(Protocol):
         Args:
             buffers: complete ones, possibly of more blocks than these: then the last ones count.
         """
-        ...
+        mine: dict[Companion, list[Bytes]] = {one: [] for one in self.companions}
+        at = len(buffers) - self.num_buffers(start, stop)
+        for one in self._items(start, stop):
+            first, at = at, at + self._pieces(one)
+            mine[one].append(b"".join(buffers[first:at])[: one.payload_bytes])
+        for one, payloads in mine.items():
+            if payloads:
+                one.write(request_id, one.needed(start, stop), payloads)
 
+    def _items(self, start: int, stop: int) -> list[Companion]:
+        """Return each item's companion, by the blocks that the items go with."""
+        items = [(index, one) for one in self.companions for index in one.needed(start, stop)]
+        return [one for _, one in sorted(items, key=lambda item: item[0])]
 
-class NoExtras:
-    """The extras of a model with K and V alone: none."""
-
-    num_bytes = 0
-    only_at_end = False
-
-    def num_buffers(self, start: int, stop: int) -> int:
-        """Return 0."""
-        return 0
-
-    def read(self, request_id: str, start: int, stop: int) -> Sequence[Bytes]:
-        """Return an empty sequence."""
-        return ()
-
-    def write(self, request_id: str, start: int, stop: int, buffers: Sequence[Bytes]) -> None:
-        """Do nothing."""
-
-
-class StateExtras:
-    """The state of a hybrid after the last block, cut into pieces of a buffer's size.
-
-    Args:
-        slots: copies states. slots_of: returns a request's slots, its own first. buffer_bytes: size of one buffer.
-    """
-
-    only_at_end = True
-
-    def __init__(self, slots: Slots, slots_of: Callable[[str], Sequence[int]], buffer_bytes: int) -> None:
-        self.slots, self.slots_of, self.buffer_bytes = slots, slots_of, buffer_bytes
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of a state in bytes."""
-        return self.slots.payload_bytes
-
-    def num_buffers(self, start: int, stop: int) -> int:
-        """Return the number of buffers that a state takes."""
-        return -(-self.num_bytes // self.buffer_bytes)
-
-    def read(self, request_id: str, start: int, stop: int) -> Sequence[Bytes]:
-        """Return the request's state in pieces."""
-        state = memoryview(self.slots.read(self.slots_of(request_id)[0]))
-        return [state[at : at + self.buffer_bytes] for at in range(0, len(state), self.buffer_bytes)]
-
-    def write(self, request_id: str, start: int, stop: int, buffers: Sequence[Bytes]) -> None:
-        """Copy the state into the request's slot."""
-        self.slots.write(self.slots_of(request_id)[0], b"".join(buffers)[: self.num_bytes])
-
-
-class WindowExtras:
-    """The last blocks of all window groups, those that the token after the last block sees; a buffer for each.
-
-    Args:
-        blocks: copies the pool's blocks, those of any group. memory: lesson 15's, which has the tables.
-    """
-
-    only_at_end = False
-
-    def __init__(self, blocks: Blocks, memory: Any) -> None:
-        self.blocks, self.memory = blocks, memory
-
-    @property
-    def num_bytes(self) -> int:
-        """Size in bytes of the blocks of all groups at one position of a text."""
-        return self.memory.num_groups * self.blocks.payload_bytes
-
-    def num_buffers(self, start: int, stop: int) -> int:
-        """Return the number of blocks of all groups that the token after block stop - 1 sees and the receiver lacks."""
-        return len(self._places(start, stop)) * self.memory.num_groups
-
-    def read(self, request_id: str, start: int, stop: int) -> Sequence[Bytes]:
-        """Return the contents of these blocks, position by position."""
-        table = self.memory.tables_of(request_id)
-        return self.blocks.read([block for index in self._places(start, stop) for block in table.at(index)])
-
-    def write(self, request_id: str, start: int, stop: int, buffers: Sequence[Bytes]) -> None:
-        """Copy them into the request's blocks. Blocks before `start` are shared, and there already."""
-        table = self.memory.tables_of(request_id)
-        targets = [block for index in self._places(start, stop) for block in table.at(index)]
-        self.blocks.write(targets, buffers[len(buffers) - len(targets) :])
-
-    def _places(self, start: int, stop: int) -> range:
-        return range(max(start, self.memory.kept.first_block(stop * self.memory.block_size)), stop)
+    def _pieces(self, one: Companion) -> int:
+        """Return the number of buffers that an item takes."""
+        return -(-one.payload_bytes // self.buffer_bytes)

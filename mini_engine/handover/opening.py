@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from mini_engine.engine.pools import OWN_POOLS, Pools
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.storage import Storage
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
-from mini_engine.handover.extras import Extras, NoExtras, StateExtras, WindowExtras
+from mini_engine.handover.extras import Extras
 from mini_engine.handover.prefill import Built
 from mini_engine.handover.protocol import Layout
 from mini_engine.handover.receiver import ReceivingConnector
@@ -107,12 +107,7 @@ def receiving_connector(
 def copiers(storage: Storage, pools: Pools) -> tuple[Any, Extras]:
     """Return the block copier and the extras copier of a storage."""
     blocks = pools.block_bytes(storage.kv)
-    for kind in storage.kinds:
-        memory: Any = kind.memory
-        if kind.states is not None:
-            return blocks, StateExtras(pools.state_bytes(kind.states), memory.slots_of, blocks.payload_bytes)
-        return blocks, WindowExtras(blocks, memory)
-    return blocks, NoExtras()
+    return blocks, Extras(storage.companions(pools, blocks), blocks.payload_bytes)
 
 
 def layout_of(identity: Identity, blocks: Any, extras: Extras) -> Layout:

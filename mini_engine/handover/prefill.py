@@ -4,12 +4,10 @@ It has no readers: for each prompt it computes one token more than was asked for
 the KV that its connector copies on the way.
 """
 
-import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import parent_process
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Any, NamedTuple
 
@@ -20,7 +18,7 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError, first_line
 from mini_engine.handover.protocol import Ask, Cancel, Close, Failed, Layout, packed, unpacked
 from mini_engine.handover.sender import SendingConnector
-from mini_engine.ranks.pulse import TICK_SECONDS, Pulse
+from mini_engine.ranks.pulse import Pulse, live_with_parent
 from mini_engine.ranks.shared_block import SharedBlock
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
@@ -51,7 +49,7 @@ class Built(NamedTuple):
 def work(seat: Seat, pipe: "Connection[Any, Any]") -> None:
     """Run the worker's process: build the engine, shake hands, and compute prompts until the receiver ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the receiver's to handle
-    Thread(target=live_with_receiver, args=(seat.pulse,), daemon=True).start()
+    Thread(target=live_with_parent, args=(Pulse(1, 2, seat.pulse),), daemon=True).start()
     torch.set_num_threads(seat.num_threads)
     try:
         with suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -63,16 +61,6 @@ def work(seat: Seat, pipe: "Connection[Any, Any]") -> None:
             pipe.send_bytes(packed(Failed(first_line(error))))
         if not isinstance(error, UserError):
             raise
-
-
-def live_with_receiver(block: SharedBlock) -> None:
-    """Send heartbeats until the receiver's process ends, then end this one, whatever it is doing."""
-    receiver = parent_process()
-    assert receiver is not None
-    pulse = Pulse(1, 2, block)
-    while not wait([receiver.sentinel], TICK_SECONDS):
-        pulse.tick()
-    os._exit(0)
 
 
 class Worker:

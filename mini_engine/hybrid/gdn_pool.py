@@ -86,6 +86,11 @@ class GdnPool(TrackSlots):
         return (self.conv_state.shape[2] - heads * value_dim) // 2
 
     @property
+    def parts(self) -> Sequence[Sequence[Tensor]]:
+        """One list: recurrent, then convolution states of each layer, tensors whose first dimension counts slots."""
+        return ([*self.recurrent_state, *self.conv_state],)
+
+    @property
     def mem_bytes(self) -> int:
         """Size of the whole pool in bytes, used or not."""
         return self.recurrent_state.nbytes + self.conv_state.nbytes

@@ -115,6 +115,11 @@ class KvPool:
         return len(self.K[0])
 
     @property
+    def parts(self) -> Sequence[Sequence[Tensor]]:
+        """K and V: lists of one tensor per layer, whose first dimension counts blocks."""
+        return self.K, self.V
+
+    @property
     def device(self) -> torch.device:
         """The pool's device; a plan's tensors must be on it."""
         return self.K[0].device

@@ -4,8 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import parent_process
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple, NoReturn
@@ -19,7 +18,7 @@ from mini_engine.ranks.collectives import Collectives
 from mini_engine.ranks.layers import with_layers
 from mini_engine.ranks.memory import Memory
 from mini_engine.ranks.messages import receive
-from mini_engine.ranks.pulse import TICK_SECONDS, Pulse
+from mini_engine.ranks.pulse import Pulse, live_with_parent
 from mini_engine.ranks.shard import RankCut
 from mini_engine.ranks.shared_block import SharedBlock
 from mini_engine.ranks.transport import Transport
@@ -65,8 +64,13 @@ def follow(rank: int, place: Place, pipe: "Connection[Any, Any]", replies: "Conn
         pipe: brings rank 0's messages and takes this rank's last error. replies: takes the answers that rank 0 waits
             for.
     """
+
+    def silent(seconds: float) -> None:
+        end_with(f"rank 0 sent no heartbeat for {seconds:g} s", pipe)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's to handle
-    Thread(target=live_with_rank_0, args=(rank, place, pipe), daemon=True).start()
+    pulse = Pulse(rank, place.num_ranks, place.pulse)
+    Thread(target=live_with_parent, args=(pulse, silent), daemon=True).start()
     torch.set_num_threads(place.num_threads)
     try:
         stored, cut = place.read(Path(place.path)), RankCut(rank, place.num_ranks)
@@ -79,18 +83,6 @@ def follow(rank: int, place: Place, pipe: "Connection[Any, Any]", replies: "Conn
         os._exit(0)
     except Exception as error:  # rank 0 reports it to the user
         end_with(first_line(error), pipe)
-
-
-def live_with_rank_0(rank: int, place: Place, pipe: "Connection[Any, Any]") -> None:
-    """Send heartbeats until rank 0 ends or sends none, then end this process, whatever it is doing."""
-    rank_0 = parent_process()
-    assert rank_0 is not None and rank_0.pid is not None  # `follow` runs in no other process
-    pulse = Pulse(rank, place.num_ranks, place.pulse)
-    while not wait([rank_0.sentinel], TICK_SECONDS):
-        pulse.tick()
-        if seconds := pulse.seconds_lost(0, rank_0.pid):
-            end_with(f"rank 0 sent no heartbeat for {seconds:g} s", pipe)
-    os._exit(0)
 
 
 def end_with(words: str, pipe: "Connection[Any, Any]") -> NoReturn:

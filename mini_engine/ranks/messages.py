@@ -7,7 +7,7 @@ A message that is not a step is an order: it carries itself out in a rank and re
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from mini_engine.engine.runner import Step
 from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.ranks.memory import Memory
+from mini_engine.tiers.blocks import BlockBytes
 
 
 class Order(Protocol):
@@ -35,17 +36,29 @@ class PoolSize(NamedTuple):
 
     def carry_out(self, memory: Memory) -> None:
         maker = self.maker.on(memory.model.device)
-        memory.take_kv(maker.make(self.num_blocks, self.block_size, self.kernel))
+        memory.store = memory.pools["kv"] = maker.make(self.num_blocks, self.block_size, self.kernel)
 
 
 class StatesSize(NamedTuple):
-    """Create lesson 11's pool of states to go with the KV pool."""
+    """Create lesson 11's pool of states to go with the KV pool. make: its `for_model`."""
 
+    make: Callable[..., Any]
     max_reqs: int
     max_track_slots: int
 
     def carry_out(self, memory: Memory) -> None:
-        memory.make_states(self.max_reqs, self.max_track_slots)
+        model, track = memory.model, self.max_track_slots
+        placed = {"device": model.device, "dtype": model.dtype}
+        memory.pools["states"] = self.make(model.config, self.max_reqs, max_track_slots=track, **placed)
+
+
+class StoreOver(NamedTuple):
+    """Create the store over the pools."""
+
+    make: Callable[..., Any]
+
+    def carry_out(self, memory: Memory) -> None:
+        memory.store = self.make(memory.model, **memory.pools)
 
 
 class Copy(NamedTuple):
@@ -55,7 +68,7 @@ class Copy(NamedTuple):
     targets: list[int]
 
     def carry_out(self, memory: Memory) -> None:
-        memory.kv.copy_blocks(self.sources, self.targets)
+        memory.pools["kv"].copy_blocks(self.sources, self.targets)
 
 
 class CopyStates(NamedTuple):
@@ -65,7 +78,7 @@ class CopyStates(NamedTuple):
     target: int
 
     def carry_out(self, memory: Memory) -> None:
-        memory.states.copy_states(self.source, self.target)
+        memory.pools["states"].copy_states(self.source, self.target)
 
 
 class ResetStates(NamedTuple):
@@ -74,45 +87,28 @@ class ResetStates(NamedTuple):
     slots: list[int]
 
     def carry_out(self, memory: Memory) -> None:
-        memory.states.reset_states(self.slots)
+        memory.pools["states"].reset_states(self.slots)
 
 
 class ReadBlocks(NamedTuple):
-    """Answer with the bytes of blocks, one block after another (lesson 12)."""
+    """Answer with the bytes of blocks of a pool, or of a state pool's slots, one after another (lesson 12)."""
 
+    pool: str
     blocks: list[int]
 
     def carry_out(self, memory: Memory) -> bytes:
-        return b"".join(memory.block_bytes().read(self.blocks))
+        return b"".join(BlockBytes.of_pool(memory.pools[self.pool]).read(self.blocks))
 
 
 class WriteBlocks(NamedTuple):
-    """Copy bytes into blocks."""
+    """Copy bytes into blocks of a pool."""
 
+    pool: str
     blocks: list[int]
     payloads: Sequence[bytes]
 
     def carry_out(self, memory: Memory) -> None:
-        memory.block_bytes().write(self.blocks, self.payloads)
-
-
-class ReadState(NamedTuple):
-    """Answer with the bytes of a state slot."""
-
-    slot: int
-
-    def carry_out(self, memory: Memory) -> bytes:
-        return bytes(memory.state_bytes().read(self.slot))
-
-
-class WriteState(NamedTuple):
-    """Copy bytes into a state slot."""
-
-    slot: int
-    payload: bytes
-
-    def carry_out(self, memory: Memory) -> None:
-        memory.state_bytes().write(self.slot, self.payload)
+        BlockBytes.of_pool(memory.pools[self.pool]).write(self.blocks, self.payloads)
 
 
 Message = Order | Step

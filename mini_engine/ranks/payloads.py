@@ -10,11 +10,13 @@ backends. Blocks of latents (lesson 16) need no assembly: each rank has all of t
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.tiers.records import Bytes
 
@@ -27,6 +29,11 @@ class Run(NamedTuple):
 
     times: int
     pieces: Sequence[int]
+
+
+def has_heads(config: Qwen3Config) -> bool:
+    """Return True if each rank's pool has a share of every block: with more key heads, a token's K would be larger."""
+    return replace(config, num_key_value_heads=2 * config.num_key_value_heads).k_shape != config.k_shape
 
 
 def block_layout(tensors: Sequence[Tensor]) -> list[Run]:

@@ -5,7 +5,7 @@ numbers are the same in every rank; each slot just holds fewer heads. Latents (l
 has all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mini_engine.engine.runner import Group
@@ -20,14 +20,13 @@ from mini_engine.ranks.messages import (
     Message,
     PoolSize,
     ReadBlocks,
-    ReadState,
     ResetStates,
     StatesSize,
+    StoreOver,
     WriteBlocks,
-    WriteState,
 )
-from mini_engine.ranks.payloads import as_payloads, as_rows, block_layout, join, split, state_layout
-from mini_engine.tiers.blocks import BlockBytes, StateBytes
+from mini_engine.ranks.payloads import Run, as_payloads, as_rows, block_layout, has_heads, join, split, state_layout
+from mini_engine.tiers.blocks import BlockBytes
 from mini_engine.tiers.records import Bytes
 
 
@@ -69,14 +68,22 @@ class SharedPools:
         """Return the slots of all ranks; `states` is rank 0's pool, and the others create theirs."""
         return SharedSlots(self.ranks, states)
 
+    def store(self, make: Callable[..., Any], model: Any, **pools: Any) -> Any:
+        """Return rank 0's store; the others create theirs."""
+        self.ranks.tell(StoreOver(make))
+        return make(model, **pools)
+
     def block_bytes(self, kv: KvPool) -> "SharedBlockBytes | CopiedBlockBytes":
         """Return the blocks of all ranks as bytes."""
-        kind = CopiedBlockBytes if self.ranks.model.config.has_latents else SharedBlockBytes
-        return kind(self.ranks, BlockBytes.of_pool(kv))
+        if not has_heads(self.ranks.model.config):
+            return CopiedBlockBytes(self.ranks, kv)
+        own = BlockBytes.of_pool(kv)
+        return SharedBlockBytes(self.ranks, "kv", own, block_layout(own.tensors))
 
-    def state_bytes(self, states: GdnPool) -> "SharedStateBytes":
+    def state_bytes(self, states: GdnPool) -> "SharedBlockBytes":
         """Return the state slots of all ranks as bytes."""
-        return SharedStateBytes(self.ranks, StateBytes(states))
+        layout = state_layout(self.ranks.model.config, states.recurrent_state, states.conv_state)
+        return SharedBlockBytes(self.ranks, "states", BlockBytes.of_pool(states), layout)
 
 
 class SharedPoolMaker(PoolMaker):
@@ -121,7 +128,7 @@ class SharedSlots(TrackSlots):
     def __init__(self, ranks: OtherRanks, pool: GdnPool) -> None:
         super().__init__(pool.max_reqs, pool.max_track_slots)
         self.ranks, self.pool = ranks, pool
-        ranks.tell(StatesSize(pool.max_reqs, pool.max_track_slots))
+        ranks.tell(StatesSize(pool.for_model, pool.max_reqs, pool.max_track_slots))
 
     def reset_states(self, slots: Sequence[int]) -> None:
         """Zero the states of these slots."""
@@ -135,11 +142,14 @@ class SharedSlots(TrackSlots):
 
 
 class SharedBlockBytes:
-    """Whole blocks of all ranks as bytes, in the layout of one process. own: rank 0's."""
+    """Whole blocks of all ranks as bytes, in the layout of one process.
 
-    def __init__(self, ranks: OtherRanks, own: BlockBytes) -> None:
-        self.ranks, self.own = ranks, own
-        self.layout = block_layout(own.tensors)
+    Args:
+        pool: its name in a rank's memory. own: copies rank 0's. layout: of a rank's payload.
+    """
+
+    def __init__(self, ranks: OtherRanks, pool: str, own: BlockBytes, layout: Sequence[Run]) -> None:
+        self.ranks, self.pool, self.own, self.layout = ranks, pool, own, layout
 
     @property
     def payload_bytes(self) -> int:
@@ -149,7 +159,7 @@ class SharedBlockBytes:
     def read(self, blocks: Sequence[int]) -> Sequence[Bytes]:
         """Return a copy of each block's bytes."""
         mine = as_rows(self.own.read(blocks))
-        theirs = self.ranks.ask(ReadBlocks(list(blocks)), mine.nbytes)
+        theirs = self.ranks.ask(ReadBlocks(self.pool, list(blocks)), mine.nbytes)
         return as_payloads(join([mine, *(as_rows([one]).view_as(mine) for one in theirs)], self.layout))
 
     def write(self, blocks: Sequence[int], payloads: Sequence[Bytes]) -> None:
@@ -158,52 +168,17 @@ class SharedBlockBytes:
             raise ValueError(f"{len(blocks)} blocks need as many payloads of {self.payload_bytes} bytes each")
         mine, *theirs = map(as_payloads, split(as_rows(payloads), self.layout, self.ranks.num_ranks))
         self.own.write(blocks, mine)
-        self.ranks.tell_each([WriteBlocks(list(blocks), list(map(bytes, part))) for part in theirs])
+        self.ranks.tell_each([WriteBlocks(self.pool, list(blocks), list(map(bytes, part))) for part in theirs])
 
 
-class CopiedBlockBytes:
+class CopiedBlockBytes(BlockBytes):
     """Whole blocks as bytes if every rank has all of each block: reads are rank 0's, writes go to all ranks."""
 
-    def __init__(self, ranks: OtherRanks, own: BlockBytes) -> None:
-        self.ranks, self.own = ranks, own
-
-    @property
-    def payload_bytes(self) -> int:
-        """Size in bytes of one block in all layers; a payload has one copy."""
-        return self.own.payload_bytes
-
-    def read(self, blocks: Sequence[int]) -> Sequence[Bytes]:
-        """Return a copy of each block's bytes. The other ranks have the same ones and are not asked."""
-        return self.own.read(blocks)
+    def __init__(self, ranks: OtherRanks, kv: KvPool) -> None:
+        super().__init__(*kv.parts)
+        self.ranks = ranks
 
     def write(self, blocks: Sequence[int], payloads: Sequence[Bytes]) -> None:
         """Copy payloads into blocks. Raises ValueError if there is not one of the right size for each block."""
-        self.own.write(blocks, payloads)
-        self.ranks.tell(WriteBlocks(list(blocks), list(map(bytes, payloads))))
-
-
-class SharedStateBytes:
-    """Whole state slots of all ranks as bytes, in the layout of one process. own: rank 0's."""
-
-    def __init__(self, ranks: OtherRanks, own: StateBytes) -> None:
-        self.ranks, self.own = ranks, own
-        self.layout = state_layout(ranks.model.config, own.pool.recurrent_state, own.pool.conv_state)
-
-    @property
-    def payload_bytes(self) -> int:
-        """Size in bytes of one slot in all layers and ranks."""
-        return self.ranks.num_ranks * self.own.payload_bytes
-
-    def read(self, slot: int) -> Bytes:
-        """Return a copy of a slot's bytes."""
-        mine = self.own.read(slot)
-        theirs = self.ranks.ask(ReadState(slot), len(mine))
-        return as_payloads(join([as_rows([one]) for one in (mine, *theirs)], self.layout))[0]
-
-    def write(self, slot: int, payload: Bytes) -> None:
-        """Copy a payload into a slot. Raises ValueError if it does not have a slot's size."""
-        if len(payload) != self.payload_bytes:
-            raise ValueError(f"a payload of {len(payload)} bytes does not fill a slot of {self.payload_bytes}")
-        mine, *theirs = (as_payloads(part)[0] for part in split(as_rows([payload]), self.layout, self.ranks.num_ranks))
-        self.own.write(slot, mine)
-        self.ranks.tell_each([WriteState(slot, bytes(part)) for part in theirs])
+        super().write(blocks, payloads)
+        self.ranks.tell(WriteBlocks("kv", list(blocks), list(map(bytes, payloads))))

@@ -10,9 +10,14 @@ A thread counts only while it gets Python's lock (GIL). A call into C that holds
 looks like a stopped process; so the operating system is asked before a rank is given up.
 """
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import NoReturn
 
 from mini_engine.ranks.shared_block import CACHE_LINE, SharedBlock
 
@@ -54,6 +59,21 @@ class Pulse:
             return 0.0
         too_long = ticks >= SILENT_TICKS and self.seen[rank] > 0
         return ticks * TICK_SECONDS if too_long or is_stopped(pid) else 0.0
+
+
+def live_with_parent(pulse: Pulse, silent: Callable[[float], object] | None = None) -> NoReturn:
+    """Send heartbeats until the parent, rank 0, ends; then end this process, whatever it is doing.
+
+    Args:
+        silent: called with the seconds for which the parent has been silent, once that is too long.
+    """
+    parent = parent_process()
+    assert parent is not None and parent.pid is not None
+    while not wait([parent.sentinel], TICK_SECONDS):
+        pulse.tick()
+        if silent is not None and (seconds := pulse.seconds_lost(0, parent.pid)):
+            silent(seconds)
+    os._exit(0)
 
 
 def bytes_for(num_ranks: int) -> int:

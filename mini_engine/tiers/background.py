@@ -31,7 +31,7 @@ class Background(Generic[ItemT]):
     def __init__(self, name: str, work: Callable[[ItemT], None], max_items: int) -> None:
         self.work = work
         self.items: queue.Queue[ItemT | None] = queue.Queue(max(1, max_items))
-        self.num_dropped = 0
+        self.num_dropped, self.counting = 0, threading.Lock()
         self.closed = False
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
@@ -48,7 +48,8 @@ class Background(Generic[ItemT]):
                 return False
             self.items.put_nowait(item)
         except queue.Full:
-            self.num_dropped += 1
+            with self.counting:  # several threads may offer
+                self.num_dropped += 1
             return False
         return True
 

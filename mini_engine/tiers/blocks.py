@@ -7,21 +7,29 @@ Contiguous, because a tier is read in large pieces or slowly.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.kv.block_tensor import KvPool
 from mini_engine.tiers.records import Bytes
+
+
+class Pool(Protocol):
+    """A pool as copiers see it: lesson 3's, or lesson 11's of states, whose blocks are slots.
+
+    parts: lists of one tensor per layer, `[num_blocks, …]` each.
+    """
+
+    @property
+    def parts(self) -> Sequence[Sequence[Tensor]]: ...
 
 
 class BlockBytes:
     """Reads and writes whole blocks of a pool's tensors as bytes.
 
     Args:
-        parts: the pool's lists of one tensor per layer, `[num_blocks, …]` each: K, V, and scales if there are any. They
-            are looked up at each call: a pool that shrinks puts new tensors into its lists.
+        parts: the pool's. They are looked up at each call: a pool that shrinks puts new tensors into its lists.
     """
 
     def __init__(self, *parts: Sequence[Tensor]) -> None:
@@ -29,9 +37,9 @@ class BlockBytes:
         self.sizes = [tensor[0].nbytes for tensor in self.tensors]
 
     @classmethod
-    def of_pool(cls, pool: KvPool) -> "BlockBytes":
-        """Return the blocks of lesson 3's pool."""
-        return cls(pool.K, pool.V)
+    def of_pool(cls, pool: Pool) -> "BlockBytes":
+        """Return the blocks of a pool."""
+        return cls(*pool.parts)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -84,32 +92,3 @@ class BlockBytes:
 def writable(payload: Bytes) -> Bytes:
     """Return the payload, or a copy of it if it is read-only, which torch warns of."""
     return bytearray(payload) if memoryview(payload).readonly else payload
-
-
-class StateBytes:
-    """Reads and writes whole slots of lesson 11's state pool as bytes."""
-
-    def __init__(self, pool: GdnPool) -> None:
-        self.pool = pool
-        self.sizes = [tensor[:, 0].nbytes for tensor in (pool.recurrent_state, pool.conv_state)]
-
-    @property
-    def payload_bytes(self) -> int:
-        """Size of one slot in all layers."""
-        return sum(self.sizes)
-
-    @torch.inference_mode()
-    def read(self, slot: int) -> memoryview:
-        """Return a copy of a slot's bytes."""
-        parts = (self.pool.recurrent_state[:, slot], self.pool.conv_state[:, slot])
-        whole = torch.cat([part.contiguous().view(-1).view(torch.uint8) for part in parts])
-        return whole.cpu().numpy().data
-
-    @torch.inference_mode()
-    def write(self, slot: int, payload: Bytes) -> None:
-        """Copy a payload into a slot. Raises ValueError if it does not have a slot's size."""
-        if len(payload) != self.payload_bytes:
-            raise ValueError(f"a payload of {len(payload)} bytes does not fill a slot of {self.payload_bytes}")
-        parts = torch.frombuffer(bytearray(payload), dtype=torch.uint8).split(self.sizes)
-        for target, part in zip((self.pool.recurrent_state, self.pool.conv_state), parts, strict=True):
-            target[:, slot] = part.view(target.dtype).view(target[:, slot].shape).to(target.device)

@@ -8,14 +8,15 @@ Bringing back wins from n* tokens on. With a bandwidth below `bytes per token ·
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mini_engine.kv.block_table import NULL_BLOCK
 from mini_engine.tiers.files import create
+from mini_engine.tiers.store import Blocks
 
 PROBE_ROUNDS = 5
 
@@ -47,22 +48,13 @@ class Speed(NamedTuple):
     latency: float
 
 
-class Copies(Protocol):
-    """Copies payloads into blocks: `BlockBytes`."""
-
-    @property
-    def payload_bytes(self) -> int: ...
-
-    def write(self, blocks: Sequence[int], payloads: Sequence[bytes]) -> None: ...
-
-
 def measured_rate(prefill: Callable[[int], None], num_tokens: int = 64) -> float:
     """Return how many tokens a second `prefill(num_tokens)` computes, the median of several calls after a first one."""
     prefill(num_tokens)
     return num_tokens / median(seconds(lambda: prefill(num_tokens)) for _ in range(PROBE_ROUNDS))
 
 
-def measured_copy(blocks: Copies) -> Speed:
+def measured_copy(blocks: Blocks) -> Speed:
     """Copy a payload of zeros into the null block, which holds nothing."""
     payload = bytes(blocks.payload_bytes)
     taken = median(seconds(lambda: blocks.write([NULL_BLOCK], [payload])) for _ in range(PROBE_ROUNDS))

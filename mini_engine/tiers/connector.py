@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from mini_engine.kv.connector import NOTHING, KvConnector, Load, Matched, TierStats
 from mini_engine.kv.prefixes import Stored
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
-from mini_engine.tiers.companions import NO_COMPANIONS, Companions, split
+from mini_engine.tiers.companions import Companion, CompanionRecords, split
 from mini_engine.tiers.records import Kind, Record, Wanted
 from mini_engine.tiers.store import BlockStore, Prefix
 
 
 @dataclass(frozen=True)
 class TierLoad(Load):
-    """Records of blocks that follow one another, and of what else a request needs behind them."""
+    """Records of blocks that follow one another, from index `start` on, and of what else a request needs there."""
 
+    start: int
     blocks: Sequence[Record]
     companions: Sequence[Record]
     connector: "TierConnector"
@@ -32,7 +33,7 @@ class TierLoad(Load):
     def into(self, request_id: str, blocks: Sequence[int]) -> None:
         """Copy the records into these blocks, and the companions to where the request needs them."""
         self.connector.block_store.restore(self.blocks, blocks)
-        self.connector.companions.write(request_id, self.companions)
+        self.connector.companions.write(request_id, self.start, self.start + len(self.blocks), self.companions)
 
 
 class TierConnector(KvConnector):
@@ -43,8 +44,8 @@ class TierConnector(KvConnector):
         companions: what comes and goes with the blocks; nothing for a model with K and V alone.
     """
 
-    def __init__(self, block_store: BlockStore, companions: Companions = NO_COMPANIONS) -> None:
-        self.block_store, self.companions = block_store, companions
+    def __init__(self, block_store: BlockStore, companions: Sequence[Companion] = ()) -> None:
+        self.block_store, self.companions = block_store, CompanionRecords(block_store.tiers, companions)
         self.block_size = block_store.identity.block_size
 
     @property
@@ -75,7 +76,7 @@ class TierConnector(KvConnector):
         num_missing = self._stop(prefix, len(token_ids)) - num_computed_tokens // self.block_size - num_asked
         self.block_store.tiers.num_missing += max(0, num_missing)
         useful = self.companions.useful(wanted, records)
-        return TierLoad(*split(useful), self) if useful else NOTHING
+        return TierLoad(num_computed_tokens // self.block_size, *split(useful), self) if useful else NOTHING
 
     def save_kv(self, request_id: str, stored: Stored, is_kept: bool) -> None:
         """Hand new blocks to the tiers, and what goes with them."""

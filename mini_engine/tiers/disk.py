@@ -80,17 +80,17 @@ class DiskTier:
         try:
             record = wanted.parse(self.seal.opened(read_regular(path, self._size_of(wanted))))
         except FileNotFoundError:
-            self.counts["misses"] += 1
+            self._count("misses")
             self._forget(wanted.key)
             return None
         except BadRecord as error:
-            self.counts[error.reason] += 1
+            self._count(error.reason)
             self._remove(wanted.key)
             return None
         except OSError:
-            self.counts["failed reads"] += 1
+            self._count("failed reads")
             return None
-        self.counts["hits"] += 1
+        self._count("hits")
         with suppress(OSError):  # a read-only directory keeps its order
             os.utime(path)
         return record
@@ -162,6 +162,10 @@ class DiskTier:
         """Return the file of a record. 256 folders keep each of them short."""
         name = key.hex()
         return self.directory / name[:2] / (name + SUFFIX)
+
+    def _count(self, event: str) -> None:
+        with self.mutex:  # the engine's thread and the one that reads ahead
+            self.counts[event] += 1
 
     def _size_of(self, wanted: Wanted) -> int:
         return HEADER.size + len(wanted.tokens) + wanted.payload_bytes + CRC.size + self.seal.num_bytes

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from mini_engine.errors import UserError
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.tiers.blocks import BlockBytes
 from mini_engine.tiers.break_even import BreakEven, measured_copy, measured_disk, measured_rate
-from mini_engine.tiers.companions import CompanionMaker
+from mini_engine.tiers.companions import Companion, bytes_behind, num_each
 from mini_engine.tiers.copies import beside_steps
 from mini_engine.tiers.keys import Identity, config_digest
 from mini_engine.tiers.store import Blocks, BlockStore, InStep, MinTokens, Reader
@@ -68,7 +68,11 @@ def identity(digest: str, shape: Any, dtype: torch.dtype, config: EngineConfig) 
 
 
 def open_tiers(
-    config: EngineConfig, identity: Identity, blocks: Blocks, companions: CompanionMaker, prefill: Callable[[int], None]
+    config: EngineConfig,
+    identity: Identity,
+    blocks: Blocks,
+    companions: Sequence[Companion],
+    prefill: Callable[[int], None],
 ) -> BlockStore:
     """Open the tiers that the options ask for.
 
@@ -89,12 +93,12 @@ def open_tiers(
             "give room for at least two",
             param="kv_host_bytes",
         )
-    tiers = Tiers.of_size(directory, host_bytes, disk_bytes, key_file, companions.num_each * MAX_WAITING)
+    tiers = Tiers.of_size(directory, host_bytes, disk_bytes, key_file, num_each(companions) * MAX_WAITING)
     reader = reader_for(blocks, tiers)
     if config.kv_always:
         return BlockStore(tiers, blocks, identity, reader=reader)
     rate = measured_rate(prefill, PROBE_TOKENS)
-    found = break_evens(rate, directory, blocks, config.block_size, companions.num_bytes)
+    found = break_evens(rate, directory, blocks, config.block_size, bytes_behind(companions))
     min_tokens = MinTokens(**{tier: one.num_tokens for tier, one in found.items()})
     log.info("bringing KV back pays from %s tokens on", min_tokens)
     return BlockStore(tiers, blocks, identity, min_tokens, reader)

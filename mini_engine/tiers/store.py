@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import takewhile
+from threading import Lock
 from typing import NamedTuple, Protocol
 
 from mini_engine.tiers.keys import Identity, chain
@@ -103,7 +104,7 @@ class BlockStore:
     ) -> None:
         self.tiers, self.blocks, self.identity, self.min_tokens = tiers, blocks, identity, min_tokens
         self.reader = reader or InStep(blocks)
-        self.traffic = Traffic()
+        self.traffic, self.counting = Traffic(), Lock()
         self._recent = lru_cache(RECENT_TEXTS, typed=True)(self._new_prefix)
 
     def prefix(self, tokens: bytes, namespace: Hashable, width: int) -> Prefix:
@@ -177,7 +178,8 @@ class BlockStore:
         records = [(index, Record(*prefix.part(index), payload)) for index, payload in blocks]
         for _, record in sorted([*records, *more], key=lambda both: both[0]):
             self.tiers.put(record)
-        self.traffic.saved_tokens += len(records) * self.identity.block_size
+        with self.counting:  # the engine's thread and a copier's
+            self.traffic.saved_tokens += len(records) * self.identity.block_size
 
     def _new_prefix(self, namespace: Hashable, tokens: bytes, width: int) -> Prefix:
         try:

@@ -67,11 +67,6 @@ class WindowMemory(CacheMemory):
         size = self.block_size
         return -(-(self.kept.window - 1) // size) + (self.max_step + size - 2) // size + 1
 
-    @property
-    def most_at_start(self) -> int:
-        """The most blocks that a request needs at once to begin behind a stored prefix: W - 1 tokens in each group."""
-        return self.num_groups * -(-(self.kept.window - 1) // self.block_size)
-
     def num_needed(self, num_tokens: int, num_computed: int, num_held: int) -> int:
         """Return how many more blocks of all groups a request needs at most until `num_tokens` tokens are computed.
 

@@ -29,7 +29,7 @@ from mini_engine.checkpoint.weights import load_model
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
 from mini_engine.handover.receiver import ReceivingConnector
 from mini_engine.kv.cache_coordinator import cache_of

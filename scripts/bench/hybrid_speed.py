@@ -22,7 +22,7 @@ from mini_engine.checkpoint.config import DTYPES
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import HybridConfig

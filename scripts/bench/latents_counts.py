@@ -15,7 +15,8 @@ from scripts.bench.windows_counts import GIB, sequence_bytes
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.manager import KvCacheManager
 
 ITEM = 2  # bytes of a number in bfloat16

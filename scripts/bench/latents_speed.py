@@ -23,7 +23,7 @@ from mini_engine.engine.request import Request
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.latents.kernels import load_kernel
 from mini_engine.latents.latent_config import LatentConfig

@@ -19,7 +19,7 @@ from scripts.smoke.arguments import pick_device
 
 from mini_engine.build import build_engine
 from mini_engine.checkpoint.config import DTYPES
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.loading import load
 
 REQUESTS, SHORTEST, LONGEST = 256, 100, 1024

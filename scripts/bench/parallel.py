@@ -28,7 +28,7 @@ from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
 from mini_engine.layers.fast_model import speed_up
 from mini_engine.model.causal_lm import CausalLM

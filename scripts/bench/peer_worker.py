@@ -29,7 +29,7 @@ def our_engine(request: dict):
 
     from mini_engine.checkpoint.weights import load_model
     from mini_engine.engine.engine import Engine
-    from mini_engine.engine.scheduler import SchedulerConfig
+    from mini_engine.engine.scheduler_config import SchedulerConfig
     from mini_engine.kv.cache_coordinator import caching_manager
     from mini_engine.layers import speed_up
 

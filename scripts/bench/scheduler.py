@@ -13,7 +13,8 @@ from mini_engine.engine.request import Request
 from mini_engine.engine.runner import ModelRunner, plan_step
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Chunk, Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Chunk, Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.pocket import POCKET_DIR
 

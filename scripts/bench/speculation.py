@@ -28,7 +28,8 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR

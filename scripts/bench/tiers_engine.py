@@ -10,7 +10,7 @@ from scripts.bench.turns import Timing
 
 from mini_engine import build
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.store import BlockStore

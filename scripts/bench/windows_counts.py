@@ -15,7 +15,8 @@ from scripts.bench.hybrid import serve
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.cache_coordinator import cache_of, coordinated
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.prefix_cache import PrefixCache

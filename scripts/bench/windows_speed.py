@@ -21,7 +21,7 @@ from mini_engine.engine.request import Request
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.model.kinds import Window
 

@@ -22,7 +22,7 @@ from scripts.machine.schema import Comparison, Model, Rates, Speed
 from mini_engine.build import assemble
 from mini_engine.checkpoint.config import DTYPES
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
 from mini_engine.loading import load
 from mini_engine.parts import with_layers

@@ -55,7 +55,6 @@ LAYERS = (
         "which requests run, how the step is planned, which token is chosen, which text is shown",
         (
             "engine",
-            "engine_config",
             "gpu",
             "handover",
             "hybrid",
@@ -97,6 +96,7 @@ LAYERS = (
             "model.kinds",
             "errors",
             "values",
+            *("engine_config", "engine.scheduler_config", "speculation.options"),
             "native_build",
             "text.prompts",
             "cli.parser",

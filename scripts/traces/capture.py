@@ -13,7 +13,8 @@ from torch import Tensor
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Chunk, SchedulerConfig
+from mini_engine.engine.scheduler import Chunk
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.gpu.graphs import GraphRunner, no_graph
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_ROWS = 4, 7, 4

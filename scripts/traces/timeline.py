@@ -8,7 +8,8 @@ from scripts.traces.tape import Tape, ask, listed, plural, ranges
 
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Chunk, Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Chunk, Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 
 BLOCKS, BLOCK_SIZE, BUDGET = 9, 4, 8
 SCHEDULER = "mini_engine/engine/scheduler.py::Scheduler"

@@ -8,7 +8,7 @@ from scripts.traces.tape import ask, plural
 
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.cache_coordinator import cache_of
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 20

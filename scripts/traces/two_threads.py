@@ -15,7 +15,7 @@ from typing import Any
 from scripts.traces.tape import plural
 
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.worker import EngineWorker
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.text.tokenizer import Tokenizer

@@ -4,6 +4,7 @@ Protects lesson N from needing lesson N + 1, the labs on the website, which have
 """
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -16,7 +17,8 @@ import pytest
 MODULES = read_modules()
 SCRIPTS = read_modules(ROOT / "scripts")
 NUMBERS_ONLY = {
-    "engine.scheduler", "engine.request", "engine.sampling_params", "engine.sampled", "text.detokenizer",
+    "engine.scheduler", "engine.scheduler_config", "engine.request", "engine.sampling_params", "engine.sampled",
+    "engine_config", "text.detokenizer",
     "engine.answer", "engine.mailbox", "engine.stats", "kv.allocator", "kv.block_table", "kv.manager",
     "kv.request_table", "kv.coordinator", "kv.cache_coordinator", "kv.connector", "kv.memory", "kv.prefixes",
     "kv.prefix_cache", "kv.shared_prefix", "kv.radix", "kv.radix_node",
@@ -63,7 +65,11 @@ WHAT_EACH_MAY_KNOW = {
     "model": ("model", "checkpoint.config", "errors", "values"),
     "attention": ("attention", "errors", "values", "native_build"),
     "kv": ("kv", "attention", "checkpoint.config", "errors", "values"),
+    "engine_config": ("engine.scheduler_config", "speculation.options", "errors", "values"),
+    "tiers": ("tiers", "kv", "engine_config", "checkpoint.stored", "model.causal_lm", "errors", "values"),
 }
+KINDS = {"has_states", "has_windows", "has_latents"}
+ASK_NO_KIND = ("tiers", "handover", "ranks.memory", "ranks.messages", "ranks.payloads", "ranks.pools")
 
 
 def test_a_module_imports_only_from_its_own_layer_and_those_below():
@@ -73,11 +79,19 @@ def test_a_module_imports_only_from_its_own_layer_and_those_below():
 
 
 @pytest.mark.parametrize("place", WHAT_EACH_MAY_KNOW)
-def test_the_model_never_sees_a_store_and_a_store_never_sees_the_model(place):
+def test_a_place_knows_no_more_than_it_may(place):
+    """The model never sees a store, and a store never sees the model; tiers copy blocks of pools unknown to them."""
     allowed = WHAT_EACH_MAY_KNOW[place]
     for module in MODULES.values():
         wrong = {other for other in module.imports if not any(MODULES[other].is_in(may) for may in allowed)}
         assert not (module.is_in(place) and wrong), f"{module.path} may know {', '.join(allowed)}, and imports {wrong}"
+
+
+def test_what_moves_blocks_asks_for_no_kind_of_model():
+    """Pools, stores and companions say themselves what is copied."""
+    moving = [module for module in MODULES.values() if any(module.is_in(place) for place in ASK_NO_KIND)]
+    asked = {m.path: KINDS & set(re.findall(r"\w+", (ROOT / m.path).read_text(encoding="utf-8"))) for m in moving}
+    assert len(moving) > len(ASK_NO_KIND) and not any(asked.values()), f"ask the object itself: {asked}"
 
 
 def test_what_decides_holds_numbers_and_no_tensors():

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.turns import give_place
 from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager

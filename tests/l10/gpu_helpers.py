@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.gpu.graphs import GraphRunner, no_graph
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.manager import KvCacheManager

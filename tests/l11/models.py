@@ -18,7 +18,8 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import plan_step
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Chunk, SchedulerConfig
+from mini_engine.engine.scheduler import Chunk
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.plan import with_states

@@ -8,7 +8,7 @@ import torch
 from mini_engine.build import build_engine
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.hybrid.plan import HybridPlan
 from mini_engine.hybrid.sizes import Slots, slots_in_budget

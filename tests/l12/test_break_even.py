@@ -8,7 +8,6 @@ import pytest
 from mini_engine.engine_config import EngineConfig
 from mini_engine.tiers import break_even, opening
 from mini_engine.tiers.break_even import BreakEven, Speed, measured_copy, measured_disk, measured_rate
-from mini_engine.tiers.companions import CompanionMaker
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.store import ALWAYS, BlockStore, MinTokens, Prefix
 from mini_engine.tiers.tiers import MAX_WAITING
@@ -252,7 +251,7 @@ def test_a_disk_that_is_not_there_or_cannot_be_written_is_not_measured(monkeypat
 
 def test_the_writer_has_room_for_all_that_a_block_brings():
     """With three records a block, as many blocks may wait as with one."""
-    config = EngineConfig(kv_always=True, kv_host_bytes=10**6)
-    store = opening.open_tiers(config, Identity("w", "c", "f", 4), Cells(), CompanionMaker(num_each=3), lambda n: None)
+    config, with_each = EngineConfig(kv_always=True, kv_host_bytes=10**6), SimpleNamespace(only_at_end=False)
+    store = opening.open_tiers(config, Identity("w", "c", "f", 4), Cells(), [with_each] * 2, lambda n: None)
     assert store.tiers.writer.items.maxsize == 3 * MAX_WAITING
     store.tiers.close()

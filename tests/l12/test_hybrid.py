@@ -16,11 +16,12 @@ from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.memory import StateMemory
 from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
-from mini_engine.tiers.blocks import StateBytes
+from mini_engine.tiers.blocks import BlockBytes
+from mini_engine.tiers.companions import CompanionRecords
 from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.records import Kind
-from mini_engine.tiers.states import StateRecords
+from mini_engine.tiers.states import StateCompanion
 from mini_engine.tiers.store import BlockStore, Prefix
 from mini_engine.tiers.tiers import Tiers
 from tests.l11.ledger import Ledger
@@ -105,18 +106,18 @@ def test_a_preempted_hybrid_comes_back_from_the_tiers():
 
 def test_a_slot_s_bytes_are_those_of_both_states_in_every_layer():
     pool = GdnPool(2, 3, 2, 4, 6, 10, 4, dtype=torch.bfloat16, max_track_slots=1)
-    states = StateBytes(pool)
+    states = BlockBytes.of_pool(pool)
     pool.recurrent_state.normal_()
     pool.conv_state.normal_()
     before = [pool.recurrent_state.clone(), pool.conv_state.clone()]
-    payload = bytes(states.read(1))
+    [payload] = map(bytes, states.read([1]))
     assert len(payload) == states.payload_bytes == 3 * (2 * 4 * 6 * 4 + 10 * 3 * 2)
-    states.write(2, payload)
+    states.write([2], [payload])
     for now, then in zip((pool.recurrent_state, pool.conv_state), before, strict=True):
         assert torch.equal(now[:, 2], then[:, 1]), "what is read from a slot is what another gets"
         assert torch.equal(now[:, [0, 1, 3]], then[:, [0, 1, 3]]), "no other slot is written"
     with pytest.raises(ValueError):
-        states.write(2, payload[:-1])
+        states.write([2], [payload[:-1]])
 
 
 SIZE, BLOCKS, MOST = 4, 24, 80
@@ -131,13 +132,14 @@ class LedgerBytes:
     def __init__(self, ledger):
         self.ledger = ledger
 
-    def read(self, slot):
-        seen = self.ledger.seen[slot]
-        return array("i", [len(seen), *seen, *[0] * (MOST - len(seen))]).tobytes()
+    def read(self, slots):
+        texts = [self.ledger.seen[slot] for slot in slots]
+        return [array("i", [len(seen), *seen, *[0] * (MOST - len(seen))]).tobytes() for seen in texts]
 
-    def write(self, slot, payload):
-        count, *tokens = array("i", bytes(payload))
-        self.ledger.seen[slot] = tuple(tokens[:count])
+    def write(self, slots, payloads):
+        for slot, payload in zip(slots, payloads, strict=True):
+            count, *tokens = array("i", bytes(payload))
+            self.ledger.seen[slot] = tuple(tokens[:count])
 
 
 class Texts:
@@ -202,7 +204,7 @@ def test_a_state_that_only_the_disk_has_is_saved_for_host_memory(hosted, is_new)
             return True
 
     tiers, ledger = OnDisk.of_size(None, 10**6, 0), Ledger(1)
-    records = StateRecords(tiers, LedgerBytes(ledger), lambda name: [1])
+    records = CompanionRecords(tiers, [StateCompanion(LedgerBytes(ledger), lambda name: [1])])
     prefix = Prefix(b"root", bytes(4 * SIZE), 4 * SIZE)
     ledger.seen[1] = (0,) * SIZE
     if hosted:
@@ -262,14 +264,14 @@ class HybridMachine(RuleBasedStateMachine):
         store = BlockStore(Tiers.of_size(self.directory, self.host, 10**8), self.cells, Identity("w", "c", "f", SIZE))
         self.memory = StateMemory(self.ledger, SIZE, 8)
         self.ledger.checkpoints = self.memory.checkpoints
-        states = StateRecords(store.tiers, LedgerBytes(self.ledger), self.memory.slots_of)
+        states = StateCompanion(LedgerBytes(self.ledger), self.memory.slots_of)
         self.manager = coordinated(
             BLOCKS,
             SIZE,
             self.cells.copy,
             prefixes=partial(PrefixCache, memory=self.memory),
             memory=self.memory,
-            connector=TierConnector(store, states),
+            connector=TierConnector(store, [states]),
         )
         self.tiers = store.tiers
 

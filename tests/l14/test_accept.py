@@ -4,7 +4,8 @@ import pytest
 
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampled import Sampled
-from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.speculation.lookup import LookupDrafter

@@ -9,7 +9,8 @@ import pytest
 from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.speculation.options import Speculation
 from mini_engine.speculation.speculator import Speculator

@@ -7,7 +7,8 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.speculation.options import Speculation
 from mini_engine.speculation.speculator import Speculator, speculator_of

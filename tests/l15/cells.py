@@ -3,7 +3,7 @@
 from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.store import BlockStore
-from mini_engine.windows.records import WindowRecords
+from mini_engine.windows.companion import WindowCompanion
 from tests.l15.ledger import Windows
 
 SIZE, W, GROUPS, MOST, POOL = 4, 6, 2, 80, 70
@@ -36,7 +36,7 @@ def connected(tiers, window=W):
 
     def connector(kv):
         store = BlockStore(tiers, Cells(kv.slots), Identity("w", "c", "f", SIZE))
-        return TierConnector(store, WindowRecords(tiers, store.blocks, kv.memory))
+        return TierConnector(store, [WindowCompanion(store.blocks, kv.memory)])
 
     return Windows(window, GROUPS, POOL, SIZE, max_step=8, connector=connector)
 

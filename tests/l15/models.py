@@ -11,7 +11,7 @@ from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.families.qwen3 import FAMILY as QWEN3
 from tests.support import hf_greedy
 

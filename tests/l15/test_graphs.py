@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.kv import pool_maker
 from mini_engine.windows import store

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
 from mini_engine.kv.refcount import RefCountedAllocator

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
+from mini_engine.tiers.companions import item_key
 from mini_engine.tiers.records import Kind
 from mini_engine.tiers.tiers import Tiers
-from mini_engine.windows.records import window_key
 from mini_engine.windows.window_config import WindowConfig
 from tests.l15.cells import GROUPS, MOST, POOL, Cells, connected, served
 from tests.l15.pocket import (
@@ -55,7 +55,7 @@ def prefixes_of(engine):
 def lose(store, tokens, index):
     """Drop the windows of a text's block from host memory."""
     prefix = store.prefix(key_of(tokens), None, BLOCK * TOKEN_BYTES)
-    record = store.tiers.host.records.pop(window_key(prefix.keys[index + 1]))
+    record = store.tiers.host.records.pop(item_key(prefix.keys[index + 1], Kind.WINDOW))
     store.tiers.host.num_bytes -= record.num_bytes
 
 
@@ -143,7 +143,7 @@ def test_a_damaged_window_is_a_miss_and_is_written_again(tmp_path):
     tiers = store_of(first).tiers
     tiers.close()
     prefix = store_of(first).prefix(key_of(LONG), None, BLOCK * TOKEN_BYTES)
-    path = tiers.disk.path(window_key(prefix.keys[15]))
+    path = tiers.disk.path(item_key(prefix.keys[15], Kind.WINDOW))
     content = bytearray(path.read_bytes())
     content[-100] ^= 1
     path.write_bytes(content)

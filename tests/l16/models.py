@@ -10,7 +10,7 @@ import torch
 
 from mini_engine.build import build_engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.families.deepseek import FAMILY as DEEPSEEK
 from mini_engine.latents.kernels import load_kernel

@@ -11,7 +11,8 @@ import torch
 from mini_engine import LLM, SamplingParams
 from mini_engine.__main__ import main
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.gpu.kv_pool import KvPool
 from mini_engine.gpu.loop import generate_on_device

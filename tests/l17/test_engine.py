@@ -11,7 +11,7 @@ from mini_engine.__main__ import main
 from mini_engine.build import build_engine
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.gpu.graphs import GraphRunner, no_graph
 from mini_engine.loading import load

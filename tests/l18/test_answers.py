@@ -9,6 +9,8 @@ import torch
 
 from mini_engine.errors import EngineDead
 from mini_engine.ranks import collectives, follow, processes
+from mini_engine.ranks.pulse import bytes_for
+from mini_engine.ranks.shared_block import SharedBlock
 
 
 class Pipe:
@@ -62,7 +64,10 @@ def test_another_rank_takes_its_share_of_the_threads_before_it_loads(monkeypatch
         raise EOFError  # rank 0 has ended
 
     try:
-        follow.follow(1, SimpleNamespace(path="somewhere", read=read, num_threads=3), Pipe(), Pipe())
+        place = SimpleNamespace(
+            path="somewhere", read=read, num_threads=3, num_ranks=2, pulse=SharedBlock(bytes_for(2))
+        )
+        follow.follow(1, place, Pipe(), Pipe())
         assert seen == [(Path("somewhere"), 3), 0]
     finally:
         torch.set_num_threads(before)

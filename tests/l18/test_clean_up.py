@@ -11,7 +11,7 @@ import pytest
 from mini_engine.build import build_engine
 from mini_engine.engine.jobs import Job
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.worker import EngineStopped, EngineWorker
 from mini_engine.errors import EngineDead
 from mini_engine.kv.connector import KvConnector

@@ -1,6 +1,7 @@
 """Lesson 18. Latents over ranks: each has its heads and all latents, and a record has one copy of them."""
 
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from mini_engine.build import build_engine, over_ranks
 from mini_engine.engine.runner import Step
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
 from mini_engine.gpu.graphs import no_graph
@@ -88,25 +89,25 @@ def with_tiers(ranks, **options):
 def test_a_record_has_the_same_bytes_whatever_the_number_of_ranks(kind, num_ranks):
     memories = [Memory(part(checkpoint(), rank, num_ranks)) for rank in range(num_ranks)]
     for memory in memories:
-        memory.take_kv(kind(memory.model.config, 5, 4, load_kernel("torch")))
-        for tensor in (*memory.kv.K, *memory.kv.V):
+        memory.pools["kv"] = kind(memory.model.config, 5, 4, load_kernel("torch"))
+        for tensor in BlockBytes.of_pool(memory.pools["kv"]).tensors:
             tensor.zero_()
     alone = kind(model().config, 5, 4, load_kernel("torch"))
     for tensor in (*alone.K, *alone.V):
         tensor.copy_(torch.randint(-100, 100, tensor.shape, generator=torch.Generator().manual_seed(tensor.shape[-1])))
     expected = BlockBytes.of_pool(alone)
-    blocks = SharedPools(Others(memories[0].model, memories[1:])).block_bytes(memories[0].kv)
+    blocks = SharedPools(Others(memories[0].model, memories[1:])).block_bytes(memories[0].pools["kv"])
     assert blocks.payload_bytes == expected.payload_bytes
     blocks.write(BLOCKS, expected.read([2, 4]))
     for rank, memory in enumerate(memories):
-        for found, wanted in zip((*memory.kv.K, *memory.kv.V), (*alone.K, *alone.V), strict=True):
+        for found, wanted in zip(chain(*memory.pools["kv"].parts), (*alone.K, *alone.V), strict=True):
             assert torch.equal(found[BLOCKS], wanted[[2, 4]]), f"rank {rank} attends over all latents, so it needs them"
             assert not found[[0, 2, 4]].any()
     assert list(map(bytes, blocks.read(BLOCKS))) == list(map(bytes, expected.read([2, 4])))
-    before = [tensor.clone() for memory in memories for tensor in memory.kv.K]
+    before = [tensor.clone() for memory in memories for tensor in memory.pools["kv"].K]
     with must_raise(ValueError, "a payload has one size"):
         blocks.write(BLOCKS, [bytes(blocks.payload_bytes * num_ranks)] * 2)
-    assert all(map(torch.equal, [tensor for memory in memories for tensor in memory.kv.K], before))
+    assert all(map(torch.equal, [tensor for memory in memories for tensor in memory.pools["kv"].K], before))
 
 
 def test_tiers_over_ranks_ask_no_other_rank_and_tell_all():

@@ -12,7 +12,7 @@ import torch
 from mini_engine.checkpoint.weights import load_model, stored_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import EngineDead, UserError
 from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR

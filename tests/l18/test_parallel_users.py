@@ -18,7 +18,7 @@ import pytest
 from mini_engine import LLM, SamplingParams
 from mini_engine.__main__ import main
 from mini_engine.checkpoint.weights import load_model
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
 from mini_engine.pocket import POCKET_DIR

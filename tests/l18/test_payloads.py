@@ -9,11 +9,11 @@ from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.layer_types import LINEAR
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.model.kinds import FULL
-from mini_engine.ranks.messages import ReadBlocks, ReadState, WriteBlocks, WriteState
+from mini_engine.ranks.messages import ReadBlocks, WriteBlocks
 from mini_engine.ranks.payloads import Run, join, split
 from mini_engine.ranks.pools import SharedPools
 from mini_engine.ranks.shard import SHARED_BY_HYBRIDS, share_of
-from mini_engine.tiers.blocks import BlockBytes, StateBytes
+from mini_engine.tiers.blocks import BlockBytes
 from tests.l18.ranks import Wire
 from tests.support import must_raise
 
@@ -60,12 +60,7 @@ class Pools:
 
     def __init__(self, kv, states):
         self.kv, self.states = kv, states
-
-    def block_bytes(self):
-        return BlockBytes.of_pool(self.kv)
-
-    def state_bytes(self):
-        return StateBytes(self.states)
+        self.pools = {"kv": kv, "states": states}
 
 
 def pools_of(config: Qwen3Config, dtype) -> Pools:
@@ -180,14 +175,16 @@ def test_ranks_write_a_block_as_one_process_does(num_ranks, dtype):
 def test_ranks_read_and_write_a_state_as_one_process_does(num_ranks, dtype):
     whole, empty = filled(dtype), pools_of(CONFIG, dtype)
     pools, own = shared(num_ranks, cut(whole, num_ranks, dtype))
-    slots, expected = pools.state_bytes(own.states), StateBytes(whole.states)
+    slots, expected = pools.state_bytes(own.states), BlockBytes.of_pool(whole.states)
     assert slots.payload_bytes == expected.payload_bytes
-    payload = expected.read(2)
-    assert bytes(slots.read(2)) == bytes(payload), "queries, keys and values of the convolution are three parts"
-    StateBytes(empty.states).write(1, payload)
+    payloads = expected.read([2])
+    assert list(map(bytes, slots.read([2]))) == list(map(bytes, payloads)), (
+        "queries, keys and values of the convolution are three parts"
+    )
+    BlockBytes.of_pool(empty.states).write([1], payloads)
     parts = [pools_of(share_of(CONFIG, num_ranks, SHARED_BY_HYBRIDS), dtype) for _ in range(num_ranks)]
     pools, own = shared(num_ranks, parts)
-    pools.state_bytes(own.states).write(1, payload)
+    pools.state_bytes(own.states).write([1], payloads)
     for mine, wanted in zip(parts, cut(empty, num_ranks, dtype), strict=True):
         assert torch.equal(mine.states.recurrent_state, wanted.states.recurrent_state)
         assert torch.equal(mine.states.conv_state, wanted.states.conv_state)
@@ -203,7 +200,7 @@ def test_payloads_of_another_size_are_refused_and_nothing_is_written():
         with must_raise(ValueError, "two blocks need two payloads of one size"):
             blocks.write(BLOCKS, wrong)
     with must_raise(ValueError, "a state has one size"):
-        slots.write(1, bytes(slots.payload_bytes + 1))
+        slots.write([1], [bytes(slots.payload_bytes + 1)])
     assert all(torch.equal(part.kv.K[0], old) for part, old in zip(parts, before, strict=True))
 
 
@@ -220,10 +217,10 @@ def test_what_ranks_are_asked_says_nothing_of_the_bytes_of_others():
     pools = SharedPools(ranks)
     blocks, slots = pools.block_bytes(parts[0].kv), pools.state_bytes(parts[0].states)
     blocks.write(BLOCKS, blocks.read(BLOCKS))
-    slots.write(1, slots.read(1))
+    slots.write([1], slots.read([1]))
     (written, state) = sent
-    assert isinstance(written, WriteBlocks) and isinstance(state, WriteState)
+    assert isinstance(written, WriteBlocks) and isinstance(state, WriteBlocks)
     assert sum(map(len, written.payloads)) == blocks.payload_bytes, "two blocks, half of each"
-    assert len(state.payload) == slots.payload_bytes // 2
-    assert ReadBlocks(BLOCKS).carry_out(parts[1]) == b"".join(map(bytes, written.payloads))
-    assert ReadState(1).carry_out(parts[1]) == state.payload
+    assert sum(map(len, state.payloads)) == slots.payload_bytes // 2
+    assert ReadBlocks("kv", BLOCKS).carry_out(parts[1]) == b"".join(map(bytes, written.payloads))
+    assert ReadBlocks("states", [1]).carry_out(parts[1]) == state.payloads[0]

@@ -5,7 +5,7 @@ import torch
 
 from mini_engine.build import over_ranks
 from mini_engine.engine.runner import Step
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.parts import identity_of

@@ -13,7 +13,7 @@ from mini_engine.build import build_engine, build_worker
 from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.distributed.routing.policy import PrefixScore
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
 from mini_engine.handover.opening import worker_config
 from mini_engine.handover.protocol import Ended, Filled

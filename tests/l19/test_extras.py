@@ -3,8 +3,9 @@
 import pytest
 
 from mini_engine.engine_config import EngineConfig
-from mini_engine.handover.extras import WindowExtras
+from mini_engine.handover.extras import Extras
 from mini_engine.handover.opening import worker_config
+from mini_engine.windows.companion import WindowCompanion
 from tests.l15.cells import Cells
 from tests.l15.ledger import Windows, compute, serve
 
@@ -15,7 +16,7 @@ TEXT = list(range(25))
 def end_of_a_transfer():
     """Return a manager with windows and what copies them."""
     kv = Windows(WINDOW, GROUPS, 70, SIZE, max_step=8)
-    return kv, WindowExtras(Cells(kv.slots), kv.memory)
+    return kv, Extras([WindowCompanion(Cells(kv.slots), kv.memory)], Cells.payload_bytes)
 
 
 @pytest.mark.parametrize("num_there", [0, 4, 5])

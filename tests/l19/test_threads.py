@@ -66,7 +66,7 @@ def test_a_worker_takes_its_share_of_the_threads_before_it_loads(monkeypatch):
         raise UserError("no such checkpoint")
 
     try:
-        prefill.work(prefill.Seat(build, None, None, 3), SimpleNamespace(send_bytes=sent.append))
+        prefill.work(prefill.Seat(build, None, SharedBlock(128), 3), SimpleNamespace(send_bytes=sent.append))
         assert seen == [3] and unpacked(*sent).why == "no such checkpoint"
     finally:
         torch.set_num_threads(before)

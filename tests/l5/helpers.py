@@ -9,7 +9,8 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import OutOfBlocks
 from mini_engine.kv.coordinator import Cost, KvCoordinator
 from mini_engine.kv.manager import BlocksByState, KvCacheManager

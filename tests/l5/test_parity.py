@@ -6,7 +6,7 @@ import pytest
 
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from tests.l5.helpers import check_empty, drain
 from tests.support import FAMILIES, both, hf_greedy, some_ids
 

@@ -20,7 +20,7 @@ from mini_engine.engine.open_answer import OpenAnswer, Times
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.worker import EngineStopped, EngineWorker, Observer, QueueFull
 from mini_engine.errors import UserError
 from mini_engine.llm import LLM

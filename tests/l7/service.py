@@ -16,7 +16,7 @@ import pytest
 
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.loop import generate
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.worker import EngineWorker
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 from mini_engine.model.causal_lm import CausalLM

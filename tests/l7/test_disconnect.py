@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.server.disconnect import ClientGone, unless_gone
 from tests.l7.service import PATIENCE, Service
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.server.metrics import Metrics
 from tests.l6.test_cli import imported_by
 from tests.l7.service import LONG, Service, exchange, flat, greedy, read_answer, their_model, tokenizer

@@ -8,7 +8,7 @@ from mini_engine.cli.arguments import add_scheduler_options, scheduler_config
 from mini_engine.cli.parser import OneLineParser
 from mini_engine.engine.jobs import Job
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.turns import TURNS, give_place, in_turn
 from tests.l7.service import Service, greedy
 

@@ -11,7 +11,8 @@ from mini_engine.engine.offline import generate_all
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Chunk, SchedulerConfig
+from mini_engine.engine.scheduler import Chunk
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.cache_coordinator import caching_manager
 from tests.l8.trees import contents

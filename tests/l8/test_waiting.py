@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.cache_coordinator import caching_manager
 from tests.l5.helpers import VOCAB, StubRunner, drain, expected_answer, greedy, spans, stub_config
 from tests.l8.with_sharing import check_books

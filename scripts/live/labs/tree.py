@@ -11,7 +11,8 @@ from scripts.traces.tape import listed, plural
 from scripts.traces.timeline import SCHEDULER
 
 from mini_engine.engine.sampled import Sampled
-from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.kv.eviction import POLICIES
