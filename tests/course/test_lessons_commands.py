@@ -162,6 +162,14 @@ def test_two_modules_of_the_same_name_keep_their_folders(toy):
     assert (toy.places.work / "l0/kv/seats.py").exists() and (toy.places.work / "l0/seats.py").exists()
 
 
+def test_a_module_may_be_in_its_lesson_s_folder_and_in_no_other_lesson_s(toy):
+    toy.edit("lessons/l0_toy/lesson.toml", "mini_engine/kv/seats.py", "lessons/l0_toy/seats.py")
+    (toy.places.root / "mini_engine/kv/seats.py").rename(toy.places.root / "lessons/l0_toy/seats.py")
+    assert "Written: work/l0/seats.py" in toy.run("start", "0").out
+    toy.edit("lessons/l0_toy/lesson.toml", "lessons/l0_toy/seats.py", "lessons/l1_toy/seats.py")
+    assert "lessons/l0_toy/….py" in toy.run("start", "0").err
+
+
 def test_reset_keeps_every_old_file(toy):
     toy.run("start", "0")
     for text in ("first", "second"):
