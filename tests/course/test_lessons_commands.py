@@ -163,10 +163,12 @@ def test_two_modules_of_the_same_name_keep_their_folders(toy):
 
 
 def test_a_module_may_be_in_its_lesson_s_folder_and_in_no_other_lesson_s(toy):
-    toy.edit("lessons/l0_toy/lesson.toml", "mini_engine/kv/seats.py", "lessons/l0_toy/seats.py")
-    (toy.places.root / "mini_engine/kv/seats.py").rename(toy.places.root / "lessons/l0_toy/seats.py")
+    toml, module = toy.places.root / "lessons/l0_toy/lesson.toml", toy.places.root / "mini_engine/kv/seats.py"
+    written = toml.read_text(encoding="utf-8")
+    toml.write_text(written.replace("mini_engine/kv", "lessons/l0_toy"), encoding="utf-8")
+    module.rename(toml.with_name("seats.py"))
     assert "Written: work/l0/seats.py" in toy.run("start", "0").out
-    toy.edit("lessons/l0_toy/lesson.toml", "lessons/l0_toy/seats.py", "lessons/l1_toy/seats.py")
+    toml.write_text(written.replace("mini_engine/kv", "lessons/l1_later"), encoding="utf-8")
     assert "lessons/l0_toy/….py" in toy.run("start", "0").err
 
 
