@@ -58,8 +58,7 @@ class SlotPool:
 
         Raises:
             ValueError: the shapes do not fit each other or the pool, or a slot is out of bounds; nothing is written.
-                (On a GPU slots are not checked here, because the host would have to wait for the answer. There the
-                write itself fails if a slot is out of bounds.)
+                Slots on a GPU are not checked, as in lesson 3: the host would have to wait for the answer.
         """
         slots, buffers = indices.flatten().long(), self.get_kv_buffer(layer_id)
         k_rows, v_rows = (
