@@ -11,13 +11,13 @@ from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import drained, run_several
 
+from lessons.l10_device.loop import DeviceKv, generate_on_device
+from lessons.l10_device.pools import make_full_attention_net_mem_pool, make_req_to_token_pool
 from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.gpu.graphs import Capture, CudaCapture, GraphRunner, no_graph
-from mini_engine.gpu.loop import DeviceKv, generate_on_device
-from mini_engine.gpu.pools import make_full_attention_net_mem_pool, make_req_to_token_pool
 
 PLAIN = "plain"
 MAX_NUM_SEQS = 8

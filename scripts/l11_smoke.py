@@ -11,18 +11,19 @@ from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, answers, run_several
 
+from lessons.l10_device.loop import DeviceKv, generate_on_device
+from lessons.l10_device.req_to_token import ReqToTokenPool
+from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
+from lessons.l10_device.slot_pool import SlotPool
+from lessons.l11_hybrid.row_states import RowStates
 from mini_engine.attention.registry import load_kernel
 from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.gpu.kv_pool import KvPool
-from mini_engine.gpu.loop import generate_on_device
-from mini_engine.gpu.req_to_token import ReqToTokenPool
-from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
-from mini_engine.hybrid.device import hybrid_device_kv
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.memory import StateMemory
 from mini_engine.hybrid.store import HybridKv
+from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.cache_coordinator import cache_of
 
 ALONE = "alone"
@@ -76,9 +77,10 @@ def on_device(model, prompts, args) -> Outcome:
     table = ReqToTokenPool(len(prompts), max(pages) * page, device)
     allocator = TokenToKVPoolAllocator(size, page, device=device)
     kernel = load_kernel("auto", device, dtype)
-    kv = KvPool.for_model(config.kv_config, size, page_size=page, kernel=kernel, dtype=dtype, device=device)
+    blocks = KvPool(config.kv_config, 1 + sum(pages), page, kernel, dtype, device)
     states = GdnPool.for_model(config, len(prompts), dtype=dtype, device=device)
-    storage = hybrid_device_kv(config, kv, states, table, allocator)
+    store = HybridKv(blocks, states)
+    storage = DeviceKv(table, allocator, SlotPool(blocks), store, RowStates(states))
     outputs = generate_on_device(model, storage, prompts, args.max_new_tokens, config.eos_token_ids)
     held = allocator.size - allocator.available_size()
     return Outcome(outputs, {}, [f"{held} slots are still held"] if held else [])

@@ -15,18 +15,18 @@ from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, add_all, answers, lost_blocks, run_several
 from scripts.smoke.steps import steps_of
 
+from lessons.l10_device.loop import DeviceKv, generate_on_device
+from lessons.l10_device.req_to_token import ReqToTokenPool
+from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
+from lessons.l10_device.slot_pool import SlotPool
 from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.gpu.graphs import no_graph
-from mini_engine.gpu.kv_pool import KvPool
-from mini_engine.gpu.loop import generate_on_device
-from mini_engine.gpu.req_to_token import ReqToTokenPool
-from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
+from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.latents import reading, store
-from mini_engine.latents.device import latent_device_kv
 from mini_engine.latents.kernels import load_kernel
 from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.store import BlockStore
@@ -128,10 +128,10 @@ def on_device(model, prompts, args) -> Outcome:
     pages = blocks_for(prompts, args)
     size = sum(pages) * page
     kernel = load_kernel("torch", args.device, model.dtype)
-    pool = KvPool.for_model(config, size, page_size=page, kernel=kernel, dtype=model.dtype, device=args.device)
+    blocks = KvPool(config, 1 + sum(pages), page, kernel, model.dtype, args.device)
     table = ReqToTokenPool(len(prompts), max(pages) * page, args.device)
     allocator = TokenToKVPoolAllocator(size, page, device=args.device)
-    storage = latent_device_kv(config, pool, table, allocator)
+    storage = DeviceKv(table, allocator, SlotPool(blocks), store.LatentKv(config, blocks))
     return Outcome(generate_on_device(model, storage, prompts, args.max_new_tokens, config.eos_token_ids), {})
 
 

@@ -162,9 +162,10 @@ def _bug(raw: dict) -> Bug:
 
 
 def _check_modules(lesson: Lesson) -> None:
+    own = f"lessons/{lesson.id}/"
     for module in lesson.modules:
-        if not module.startswith("mini_engine/") or not module.endswith(".py") or module.endswith("__init__.py"):
-            raise CourseError(f"{module!r} cannot be a student's module; name a file mini_engine/….py")
+        if not module.startswith(("mini_engine/", own)) or not module.endswith(".py") or module.endswith("__init__.py"):
+            raise CourseError(f"{module!r} cannot be a student's module; name a file mini_engine/….py or {own}….py")
 
 
 def _check_tasks(lesson: Lesson) -> None:

@@ -66,7 +66,7 @@ def _work_folder(places: Places) -> Finding:
 
 def _changes(places: Places) -> Iterator[Finding]:
     """Whether the reference was edited: usually by a student who meant to edit the copy in `work/`."""
-    command = ["git", "diff", "--name-only", "HEAD", "--", "mini_engine", "scripts", "tests"]
+    command = ["git", "diff", "--name-only", "HEAD", "--", "mini_engine", "scripts", "tests", "lessons/*.py"]
     try:
         done = subprocess.run(command, cwd=places.root, capture_output=True, encoding="utf-8", check=True)
     except (OSError, subprocess.CalledProcessError):

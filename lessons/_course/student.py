@@ -67,7 +67,7 @@ def student_files(lesson: Lesson, places: Places) -> list[StudentFile]:
         StudentFile(
             module,
             places.root / module,
-            folder / (name if names.count(name) == 1 else Path(module).relative_to("mini_engine")),
+            folder / (name if names.count(name) == 1 else Path(*Path(module).parts[1:])),
         )
         for module, name in zip(lesson.modules, names, strict=True)
     ]

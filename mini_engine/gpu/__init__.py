@@ -1,1 +1,1 @@
-"""Lesson 10. For a GPU: tables that stay on the device, and decode steps that are replayed instead of launched."""
+"""Lesson 10. For a GPU: decode steps that are replayed instead of launched, and one copy to the device for each."""

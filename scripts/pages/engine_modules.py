@@ -62,7 +62,6 @@ LAYERS = (
             "speculation",
             "windows.plan",
             "windows.graphs",
-            "latents.device",
         ),
     ),
     Layer(
@@ -70,7 +69,6 @@ LAYERS = (
         "where K and V are stored, and how they are read",
         (
             *("kv", "attention", "layers", "families", "tiers", "quantized", "distributed.routing"),
-            *("gpu.kv_pool", "gpu.pools", "gpu.req_to_token", "gpu.slot_allocator"),
             *("hybrid.memory", "hybrid.checkpoints", "hybrid.track_slots", "hybrid.gdn_pool", "hybrid.store"),
             *("hybrid.delta_rule", "hybrid.native", "hybrid.fast"),
             "windows",

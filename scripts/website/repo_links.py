@@ -1,8 +1,8 @@
-"""Course machinery. A Markdown extension for the website: points links that leave lessons/ to the repository.
+"""Course machinery. A Markdown extension for the website: points links to what it lacks to the repository.
 
 A page may say `../../mini_engine/kv/token_flat.py`, which works on GitHub and in an editor. The website contains only
-lessons/, so there such a link becomes the file's address in the repository. A link to a missing file is a warning,
-which fails a strict build.
+lessons/, without its Python files, so there such a link becomes the file's address in the repository. A link to a
+missing file is a warning, which fails a strict build.
 """
 
 import logging
@@ -32,7 +32,7 @@ def page_path(md: Markdown) -> str | None:
 
 
 def outside_path(link: str, page: str) -> str | None:
-    """Return a link's target relative to the repository's root, or None if it stays in lessons/.
+    """Return a link's target relative to the repository's root, or None if the website contains it.
 
     Args:
         link: as written on the page, such as `../../mini_engine/checkpoint/config.py#L10`.
@@ -42,7 +42,8 @@ def outside_path(link: str, page: str) -> str | None:
     if parts.scheme or parts.netloc or not parts.path or parts.path.startswith("/"):
         return None
     path = posixpath.normpath(posixpath.join(DOCS, posixpath.dirname(page), parts.path))
-    return None if path == DOCS or path.startswith(DOCS + "/") else path
+    is_inside = path == DOCS or (path.startswith(DOCS + "/") and not path.endswith(".py"))
+    return None if is_inside else path
 
 
 class RepoLinks(Treeprocessor):

@@ -15,6 +15,7 @@ from scripts.pages.engine_modules import LAYERS, imported, read_modules
 import pytest
 
 MODULES = read_modules()
+COURSE = read_modules(ROOT / "lessons")
 SCRIPTS = read_modules(ROOT / "scripts")
 NUMBERS_ONLY = {
     "engine.scheduler", "engine.scheduler_config", "engine.request", "engine.sampling_params", "engine.sampled",
@@ -170,6 +171,22 @@ def test_an_earlier_lesson_does_not_need_a_later_one():
     }
     wrong = {path: later for path, later in wrong.items() if later}
     assert not wrong, f"these need modules of later lessons: {wrong}"
+
+
+def test_the_modules_in_a_lesson_s_folder_need_no_later_one():
+    """They are not the engine's: `python -m lessons` and the smoke scripts run them."""
+    numbers = {f"mini_engine.{m.name}": m.lesson for m in MODULES.values()}
+    numbers |= {f"lessons.{m.name}": m.lesson for m in COURSE.values()}
+    for module in COURSE.values():
+        if module.lesson is not None:
+            known = imported(ast.walk(ast.parse((ROOT / module.path).read_text(encoding="utf-8"))))
+            later = {name for name in known if (numbers.get(name) or 0) > module.lesson}
+            assert not later, f"{module.path} imports modules of later lessons: {later}"
+
+
+def test_the_engine_needs_nothing_of_the_course():
+    wrong = {m.path for m in MODULES.values() if m.foreign & {"lessons", "scripts", "tests"}}
+    assert not wrong, f"the engine is installed without lessons, scripts and tests, and these import one: {wrong}"
 
 
 def test_no_missing_import_hides_another_lesson():

@@ -162,6 +162,16 @@ def test_two_modules_of_the_same_name_keep_their_folders(toy):
     assert (toy.places.work / "l0/kv/seats.py").exists() and (toy.places.work / "l0/seats.py").exists()
 
 
+def test_a_module_may_be_in_its_lesson_s_folder_and_in_no_other_lesson_s(toy):
+    toml, module = toy.places.root / "lessons/l0_toy/lesson.toml", toy.places.root / "mini_engine/kv/seats.py"
+    written = toml.read_text(encoding="utf-8")
+    toml.write_text(written.replace("mini_engine/kv", "lessons/l0_toy"), encoding="utf-8")
+    module.rename(toml.with_name("seats.py"))
+    assert "Written: work/l0/seats.py" in toy.run("start", "0").out
+    toml.write_text(written.replace("mini_engine/kv", "lessons/l1_later"), encoding="utf-8")
+    assert "lessons/l0_toy/….py" in toy.run("start", "0").err
+
+
 def test_reset_keeps_every_old_file(toy):
     toy.run("start", "0")
     for text in ("first", "second"):

@@ -58,7 +58,7 @@ def run_bug(lesson: Lesson, bug: Bug, *, folder, launch) -> tuple[Report, Advice
 
 
 def of_later_lessons(lesson: Lesson) -> dict[str, str]:
-    """Return the engine's modules and the scripts of later lessons, found by the first words of their docstrings."""
+    """Return the modules and the scripts of later lessons, found by the first words of their docstrings."""
     return {
         module: f"it is lesson {number}'s, and lesson {lesson.number} must do without it"
         for module, number in lesson_of_modules().items()
@@ -70,7 +70,8 @@ def of_later_lessons(lesson: Lesson) -> dict[str, str]:
 def lesson_of_modules() -> dict[str, int]:
     """Map each module of a lesson to the lesson's number."""
     found = {}
-    for path in [*PLACES.root.glob("mini_engine/**/*.py"), *PLACES.root.glob("scripts/**/*.py")]:
+    paths = (path for folder in ("mini_engine", "lessons", "scripts") for path in (PLACES.root / folder).rglob("*.py"))
+    for path in paths:
         if number := NUMBER.match(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""):
             parts = path.relative_to(PLACES.root).with_suffix("").parts
             found[".".join(parts).removesuffix(".__init__")] = int(number[1])

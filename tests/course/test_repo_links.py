@@ -1,4 +1,4 @@
-"""Course machinery. On the website, links out of lessons/ lead to the repository, and a dead one causes a warning.
+"""Course machinery. On the website, links to what it lacks lead to the repository, and a dead one causes a warning.
 
 Without it, links to source files would be dead on the website although GitHub shows them.
 """
@@ -36,9 +36,11 @@ def convert(text: str, page: str = "l0_the_loop/README.md") -> str:
         ("mailto:someone@example.org", "README.md", None),
         ("/absolute", "README.md", None),
         ("../lessons-old/x.md", "README.md", "lessons-old/x.md"),
+        ("loop.py#L3", "l10_device/README.md", "lessons/l10_device/loop.py"),
+        ("l10_device/loop.py", "sources.md", "lessons/l10_device/loop.py"),
     ],
 )
-def test_a_link_is_outside_when_its_path_leaves_lessons(link, page, path):
+def test_a_link_is_outside_when_it_leaves_lessons_or_names_a_python_file(link, page, path):
     assert repo_links.outside_path(link, page) == path
 
 

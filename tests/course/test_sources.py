@@ -9,6 +9,7 @@ import re
 import textwrap
 from functools import cache
 from importlib import import_module
+from posixpath import normpath
 
 from scripts import ROOT
 from scripts.make_random_qwen3 import SHAPES
@@ -24,8 +25,9 @@ from mini_engine.kv.token_flat import pool_slots
 
 PAGE = Page.read(ROOT / "lessons" / "sources.md")
 TEXT = "\n".join(PAGE.lines)
-CELL = re.compile(r"\[((?:`[^`]+`(?:, )?)+)\]\(\.\./(mini_engine/[\w/]+)\.py\)")
-NAMED = sorted({(path, name) for names, path in CELL.findall(TEXT) for name in re.findall(r"`([^`]+)`", names)})
+CELL = re.compile(r"\[((?:`[^`]+`(?:, )?)+)\]\(([\w/.]+)\.py\)")
+CELLS = [(normpath(f"lessons/{link}"), names) for names, link in CELL.findall(TEXT)]
+NAMED = sorted({(path, name) for path, names in CELLS for name in re.findall(r"`([^`]+)`", names)})
 DOCUMENTS = {"pymllm": 53, "mini-sglang": 30, "mini-yaie": 44, "zerfoo": 30}
 
 
@@ -34,7 +36,7 @@ def attributes_of(cls: type) -> set[str]:
     """Return the methods, the fields and what a class sets on itself, with those of the classes that it extends."""
     found = set()
     for base in cls.__mro__:
-        if base.__module__.startswith("mini_engine"):
+        if base.__module__.startswith(("mini_engine", "lessons")):
             for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):
                 match node:
                     case ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):

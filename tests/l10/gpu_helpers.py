@@ -66,17 +66,15 @@ class TapeCapture:
     """A capture for the CPU. `runs` counts how often the work has run: once to warm up, once to record.
 
     On a GPU lesson 2's `check_slots` reads no slot, so it is switched off during recording.
-
-    watch: NoReading, or nullcontext for work with checks that read values on the CPU only.
     """
 
-    def __init__(self, watch=NoReading):
-        self.watch, self.runs = watch, 0
+    def __init__(self):
+        self.runs = 0
 
     def __call__(self, work):
         work()
         tape = Tape()
-        with self.watch(), tape, mock.patch("mini_engine.kv.block_tensor.check_slots"):
+        with NoReading(), tape, mock.patch("mini_engine.kv.block_tensor.check_slots"):
             work()
         self.runs += 2
         return tape.replay

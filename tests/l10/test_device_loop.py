@@ -1,18 +1,16 @@
 """Lesson 10. The decode loop on the device: the same tokens, and everything is freed."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 
+from lessons.l10_device.loop import DeviceKv, generate_on_device
+from lessons.l10_device.pools import make_full_attention_net_mem_pool
+from lessons.l10_device.req_to_token import ReqToTokenPool
+from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.attention.registry import load_kernel
 from mini_engine.checkpoint.weights import load_model
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.gpu.graphs import CudaCapture, no_graph
-from mini_engine.gpu.kv_pool import KvPool
-from mini_engine.gpu.loop import DeviceKv, generate_on_device
-from mini_engine.gpu.req_to_token import ReqToTokenPool
-from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.pocket import POCKET_DIR
 from tests.l10.gpu_helpers import Counting, TapeCapture, masked_attention
 from tests.support import FAMILIES, both, hf_greedy, some_ids
@@ -23,12 +21,12 @@ NEW = 8
 
 
 def device_kv(config, size=128, page=4, kernel=None, max_reqs=6, device="cpu", dtype=torch.float32):
-    pool = KvPool.for_model(
-        config, size, page_size=page, kernel=kernel or load_kernel("torch"), device=device, dtype=dtype
-    )
-    for tensor in (*pool.K, *pool.V):
+    options = {"page_size": page, "kernel": kernel or load_kernel("torch"), "device": device, "dtype": dtype}
+    shapes = config.num_hidden_layers, *config.k_shape, *config.v_shape
+    pool, allocator = make_full_attention_net_mem_pool(size, *shapes, **options)
+    for tensor in (*pool.blocks.K, *pool.blocks.V):
         tensor[1:] = float("nan")
-    return DeviceKv(ReqToTokenPool(max_reqs, 24, device), TokenToKVPoolAllocator(size, page, device=device), pool)
+    return DeviceKv(ReqToTokenPool(max_reqs, 24, device), allocator, pool)
 
 
 def test_an_allocator_for_other_pages_is_refused():
@@ -72,7 +70,7 @@ def test_a_recorded_loop_gives_the_same_tokens():
         return (masked_attention if decoding else load_kernel("reference").paged_attention)(*inputs)
 
     kv, prompts = device_kv(model.config, kernel=kernel), prompts_of(model.config)
-    tape = TapeCapture(nullcontext)  # on the CPU the pool reads its slots
+    tape = TapeCapture()
     got = generate_on_device(model, kv, prompts, NEW, capture=tape)
     assert got == [hf_greedy(hf, prompt, NEW) for prompt in prompts] and tape.runs == 2
 
@@ -134,7 +132,7 @@ def test_the_warm_up_of_a_capture_writes_into_padding_only():
     kv, prompts = device_kv(model.config), prompts_of(model.config)
     row = kv.take(8)  # another request's
     slots = kv.table.read(row, 8).long()
-    for tensor in (*kv.pool.K, *kv.pool.V):
+    for tensor in (*kv.pool.blocks.K, *kv.pool.blocks.V):
         tensor.flatten(0, 1)[slots] = 7
 
     def runs_once(work):  # as a recording does; no_graph alone does not run it
@@ -143,7 +141,7 @@ def test_the_warm_up_of_a_capture_writes_into_padding_only():
 
     got = generate_on_device(model, kv, prompts, NEW, capture=runs_once)
     assert got == [hf_greedy(hf, prompt, NEW) for prompt in prompts]
-    for tensor in (*kv.pool.K, *kv.pool.V):
+    for tensor in (*kv.pool.blocks.K, *kv.pool.blocks.V):
         assert tensor.flatten(0, 1)[slots].eq(7).all(), "until `begin`, every row must be the padding row"
 
 

@@ -1,56 +1,34 @@
-"""Lesson 10. The factories: pool, allocator and table fit each other, and the buffers show what was written."""
+"""Lesson 10. The factories: pool, allocator and table fit each other."""
 
 import pytest
 import torch
 
+from lessons.l10_device.loop import DeviceKv
+from lessons.l10_device.pools import make_full_attention_net_mem_pool, make_req_to_token_pool
 from mini_engine.errors import UserError
-from mini_engine.gpu.loop import DeviceKv
-from mini_engine.gpu.pools import make_full_attention_net_mem_pool, make_req_to_token_pool
 from tests.support import refused
 
 
-@pytest.mark.parametrize("page", [1, 4])
-def test_every_slot_that_is_handed_out_lies_in_the_pool_behind_the_padding(page):
-    pool, allocator = make_full_attention_net_mem_pool(8, 2, 2, 3, page_size=page, dtype=torch.bfloat16)
-    assert len(pool.K) == len(pool.V) == 2 and pool.page_size == allocator.page_size == page
-    slots = allocator.alloc(8)
-    assert sorted(slots.tolist()) == list(range(page, page + 8)), "slot 0 and its page are the padding"
-    keys, values = pool.get_kv_buffer(1)
-    assert keys.shape == values.shape == (8 + page, 2, 3) and keys.dtype == torch.bfloat16
-    assert slots.max() < len(keys), "the last slot must lie inside the buffer"
+@pytest.mark.parametrize(("size", "page"), [(8, 1), (8, 4), (16, 16), (12, 3)])
+def test_edge_case_7_the_highest_slot_lies_inside_the_buffer(size, page):
+    pool, allocator = make_full_attention_net_mem_pool(size, 1, 1, 2, page_size=page)
+    slots = allocator.alloc(size)
+    assert sorted(slots.tolist()) == list(range(page, page + size)), "the whole first page must be padding"
+    pool.set_kv_buffer(0, slots, torch.ones(size, 1, 2), torch.ones(size, 1, 2))
+    assert pool.blocks.K[0][1:].eq(1).all() and pool.blocks.K[0][0].eq(0).all(), (
+        "every slot must be written, and the padding page must not"
+    )
 
 
-def test_values_have_the_keys_heads_and_dimension_unless_they_are_given():
+def test_a_pool_has_the_layers_the_dtype_and_the_shapes_that_were_asked_for():
     def shapes(*v):
-        pool, _ = make_full_attention_net_mem_pool(4, 1, 2, 6, *v)
+        pool, _ = make_full_attention_net_mem_pool(4, 3, 2, 6, *v, dtype=torch.bfloat16)
+        assert len(pool.blocks.K) == len(pool.blocks.V) == 3 and pool.blocks.K[0].dtype == torch.bfloat16
         return tuple(pool.get_key_buffer(0).shape[1:]), tuple(pool.get_value_buffer(0).shape[1:])
 
-    assert shapes() == ((2, 6), (2, 6))
+    assert shapes() == ((2, 6), (2, 6)), "values have the keys' heads and dimension unless they are given"
     assert shapes(1, 4) == ((2, 6), (1, 4))
     assert shapes(1) == ((2, 6), (1, 6)) and shapes(None, 4) == ((2, 6), (2, 4))
-
-
-def test_the_buffers_are_views_by_slot_of_what_kernels_read_by_page():
-    pool, _ = make_full_attention_net_mem_pool(8, 2, 1, 2, 1, 3, page_size=4)
-    k, v = torch.arange(4.0).view(2, 1, 2), torch.arange(6.0).view(2, 1, 3)
-    pool.set_kv_buffer(1, torch.tensor([5, 8], dtype=torch.int32), k, v)
-    assert torch.equal(pool.K[1][1, 1], k[0]) and torch.equal(pool.V[1][2, 0], v[1]), "slot 5 is page 1, offset 1"
-    assert torch.equal(pool.get_key_buffer(1)[[5, 8]], k) and torch.equal(pool.get_value_buffer(1)[[5, 8]], v)
-    pool.get_kv_buffer(0)[0][4] = 7
-    assert pool.K[0][1, 0].eq(7).all(), "a buffer is a view, so writing to it writes to the pool"
-
-
-def test_a_model_s_layers_write_where_the_buffer_says():
-    """`set_kv` is the name that lesson 0's layers call."""
-    by_buffer, by_layer = (make_full_attention_net_mem_pool(4, 1, 1, 2)[0] for _ in range(2))
-    call = (0, torch.tensor([3, 1]), torch.ones(2, 1, 2), torch.full((2, 1, 2), 2.0))
-    for pool in (by_buffer, by_layer):
-        for tensor in pool.get_kv_buffer(0):
-            tensor.zero_()
-    by_buffer.set_kv_buffer(*call)
-    by_layer.set_kv(*call)
-    assert torch.equal(by_buffer.K[0], by_layer.K[0]) and torch.equal(by_buffer.V[0], by_layer.V[0])
-    assert by_layer.V[0].flatten(0, 1)[:, 0, 0].tolist() == [0, 2, 0, 2, 0]
 
 
 @pytest.mark.parametrize(("length", "width"), [(1, 4), (4, 4), (5, 8)])
@@ -80,6 +58,7 @@ def test_sorting_is_the_allocator_s_choice():
     ("make", "numbers"),
     [
         (lambda: make_full_attention_net_mem_pool(10, 1, 1, 2, page_size=4), "10 4"),
+        (lambda: make_full_attention_net_mem_pool(8, 1, 2**30, 2**30), "9"),
         (lambda: make_req_to_token_pool(3, 5, page_size=0), "0"),
         (lambda: make_req_to_token_pool(0, 5), "0 5"),
     ],

@@ -1,6 +1,5 @@
 """Lesson 10. The free list on the device: slots as int32 tensors, deferred frees, whole pages."""
 
-import random
 from contextlib import ExitStack
 
 import pytest
@@ -10,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch.overrides import TorchFunctionMode
 
+from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.errors import OutOfBlocks, UserError
-from mini_engine.gpu.kv_pool import KvPool
-from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
+from tests.support import thorough
 
 
 def slots_of(*numbers):
@@ -56,42 +55,45 @@ def test_zero_slots_can_be_allocated_and_freed():
     assert allocator.available_size() == 6
 
 
-def test_a_negative_number_is_refused():
-    allocator = TokenToKVPoolAllocator(6)
-    refused(allocator, ValueError, "-1 slots", lambda: allocator.alloc(-1))
+@pytest.mark.parametrize(
+    ("page_size", "count", "error", "why"),
+    [
+        (1, -1, ValueError, "-1 slots"),
+        (1, 5, OutOfBlocks, "need 5 slots, 4 free of 8: a refused call merges nothing"),
+        (4, 3, ValueError, "multiple of 4"),
+        (4, 5, ValueError, "multiple of 4"),
+    ],
+)
+def test_a_number_that_cannot_be_allocated_is_refused(page_size, count, error, why):
+    allocator = TokenToKVPoolAllocator(8, page_size)
+    allocator.free(allocator.alloc(4))
+    if page_size == 1:
+        allocator.alloc(4)
+    refused(allocator, error, why, lambda: allocator.alloc(count))
 
 
-def test_too_many_slots_are_refused_and_nothing_is_merged():
-    allocator = TokenToKVPoolAllocator(8)
-    held = allocator.alloc(6)
-    allocator.free(held[3:5])
-    refused(allocator, OutOfBlocks, r"need 5 slots, 4 free of 8", lambda: allocator.alloc(5))
+def test_pages_are_runs_of_adjacent_slots_and_the_first_one_is_padding():
+    allocator = TokenToKVPoolAllocator(12, 4)
+    assert allocator.alloc(8).view(2, 4).tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize(("size", "page"), [(10, 4), (3, 4), (0, 1), (8, 0), (-4, 4)])
+def test_edge_case_12_a_size_that_is_not_whole_pages_is_refused(size, page):
+    with pytest.raises(UserError):
+        TokenToKVPoolAllocator(size, page)
 
 
 # Freeing
 
 
-def test_a_free_joins_the_short_list_and_not_the_long_one():
+def test_lists_are_merged_only_when_the_free_one_is_too_short():
     allocator = TokenToKVPoolAllocator(8)
     allocator.free(allocator.alloc(3))
     assert allocator.free_slots.tolist() == [4, 5, 6, 7, 8], "a free must not copy the long list"
     assert allocator.release_slots.tolist() == [1, 2, 3] and allocator.available_size() == 8
-
-
-def test_lists_are_merged_only_when_the_free_one_is_too_short():
-    allocator = TokenToKVPoolAllocator(8)
-    allocator.free(allocator.alloc(3))
     assert allocator.alloc(5).tolist() == [4, 5, 6, 7, 8], "free_slots had enough: no merge may happen"
     assert allocator.release_slots.tolist() == [1, 2, 3], "no merge was needed"
     assert allocator.alloc(1).tolist() == [1] and allocator.release_slots.tolist() == []
-
-
-def test_a_merge_sorts_so_that_neighbours_are_adjacent_again():
-    allocator = TokenToKVPoolAllocator(8)
-    first, second = allocator.alloc(3), allocator.alloc(3)
-    allocator.free(second)
-    allocator.free(first)
-    assert allocator.alloc(8).tolist() == list(range(1, 9)), "after a merge the low slots must come first"
 
 
 @pytest.mark.task(1)
@@ -146,86 +148,39 @@ def test_a_freed_view_of_the_table_may_be_overwritten_at_once():
 
 
 @pytest.mark.parametrize(
-    "numbers", [(0,), (9,), (-1,), (6,), (1, 6)], ids=["padding", "past the end", "-1", "never given", "one of two"]
+    ("numbers", "why"),
+    [
+        ((0,), "the padding slot is never held"),
+        ((-1,), "-1 is not the last slot"),
+        ((9,), "9 is past the end"),
+        ((2**32 + 1,), "a huge number does not wrap into the pool"),
+        ((8,), "8 was never handed out"),
+        ((3, 1), "slot 1 is free again, and slot 3 is held"),
+        ((3, 4, 3), "3 occurs twice"),
+        ((3.0,), "slots are int32 or int64"),
+    ],
 )
-def test_slots_that_are_not_held_cannot_be_freed(numbers):
+def test_slots_that_are_not_held_cannot_be_freed(numbers, why):
     allocator = TokenToKVPoolAllocator(8)
-    allocator.alloc(5)
-    refused(allocator, ValueError, "not held", lambda: allocator.free(slots_of(*numbers)))
+    allocator.free(allocator.alloc(7)[:2])
+    refused(allocator, ValueError, why, lambda: allocator.free(torch.tensor(numbers)))
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_slots_outside_the_pool_cannot_be_freed_even_if_all_slots_are_held(page_size):
-    allocator = TokenToKVPoolAllocator(8, page_size)
+# Pages
+
+
+@pytest.mark.parametrize("first", [0, -4, 12, 400])
+def test_pages_outside_the_pool_cannot_be_freed_even_if_all_slots_are_held(first):
+    allocator = TokenToKVPoolAllocator(8, 4)
     allocator.alloc(8)
-    for first in (0, -page_size, allocator.num_slots, 100 * page_size):
-        page = torch.arange(first, first + page_size, dtype=torch.int32)
-        refused(allocator, ValueError, "not held", lambda page=page: allocator.free(page))
+    refused(allocator, ValueError, "not held", lambda: allocator.free(torch.arange(first, first + 4)))
 
 
-def test_a_slot_cannot_be_freed_twice():
-    allocator = TokenToKVPoolAllocator(8)
-    held = allocator.alloc(5)
-    allocator.free(held[:2])
-    refused(allocator, ValueError, "slots \\[2\\] are not held", lambda: allocator.free(held[1:]))
-    refused(allocator, ValueError, "slots \\[3\\] occur twice", lambda: allocator.free(slots_of(3, 4, 3)))
-
-
-def test_a_huge_number_does_not_wrap_into_the_pool():
-    allocator = TokenToKVPoolAllocator(8)
-    allocator.alloc(8)
-    refused(allocator, ValueError, "not held", lambda: allocator.free(torch.tensor([2**32 + 1])))
-    refused(allocator, ValueError, "int32 or int64", lambda: allocator.free(torch.tensor([1.0])))
-
-
-# Pages: edge cases 7, 8, 9, 12
-
-
-def test_edge_case_7_the_highest_slot_lies_inside_the_buffer():
-    for size, page in ((8, 1), (8, 4), (16, 16), (12, 3)):
-        allocator = TokenToKVPoolAllocator(size, page)
-        slots = allocator.alloc(size)
-        assert slots.min() == page, "the whole first page must be padding"
-        assert slots.max() == allocator.num_slots - 1 == size + page - 1
-        pool = KvPool(size, 1, (1, 2), page_size=page)
-        pool.set_kv(0, slots, torch.ones(size, 1, 2), torch.ones(size, 1, 2))
-        assert pool.K[0][1:].eq(1).all() and pool.K[0][0].eq(0).all(), (
-            "every slot must be written, and the padding page must not"
-        )
-
-
-def test_pages_are_runs_of_adjacent_slots():
-    allocator = TokenToKVPoolAllocator(12, 4)
-    assert allocator.alloc(8).view(2, 4).tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
-
-
-@pytest.mark.parametrize("count", [1, 3, 5])
-def test_slots_are_allocated_by_the_page(count):
-    allocator = TokenToKVPoolAllocator(12, 4)
-    refused(allocator, ValueError, "multiple of 4", lambda: allocator.alloc(count))
-
-
-@pytest.mark.parametrize("numbers", [(4,), (4, 5), (6, 7, 8, 9), (4, 5, 6, 7, 8), (4, 5, 6, 8)])
+@pytest.mark.parametrize("numbers", [(4,), (4, 5), (6, 7), (6, 7, 8, 9), (4, 5, 6, 7, 8), (4, 5, 6, 8)])
 def test_edge_case_8_part_of_a_page_cannot_be_freed(numbers):
     allocator = TokenToKVPoolAllocator(12, 4)
     allocator.alloc(12)
     refused(allocator, ValueError, "whole pages", lambda: allocator.free(slots_of(*numbers)))
-
-
-def test_edge_case_8_two_halves_of_a_page_do_not_free_it_twice():
-    allocator = TokenToKVPoolAllocator(12, 4)
-    page = allocator.alloc(4)
-    for half in (page[:2], page[2:]):
-        refused(allocator, ValueError, "whole pages", lambda half=half: allocator.free(half))
-    allocator.free(page)
-    assert allocator.available_size() == 12, "a freed page must be returned exactly once"
-
-
-def test_pages_come_back_whole_whatever_the_order_of_their_slots():
-    allocator = TokenToKVPoolAllocator(12, 4, need_sort=False)
-    held = allocator.alloc(12)
-    allocator.free(held[torch.randperm(12, generator=torch.Generator().manual_seed(3))])
-    assert allocator.alloc(12).view(3, 4).tolist() == [[4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
 
 
 @pytest.mark.parametrize("need_sort", [True, False])
@@ -245,26 +200,7 @@ def test_edge_case_9_slots_are_int32_in_every_mode(page, need_sort):
         allocator.clear()
 
 
-@pytest.mark.parametrize(("size", "page"), [(10, 4), (3, 4), (0, 1), (8, 0), (-4, 4)])
-def test_edge_case_12_a_size_that_is_not_whole_pages_is_refused(size, page):
-    with pytest.raises(UserError):
-        TokenToKVPoolAllocator(size, page)
-
-
 # Groups: edge cases 10 and 11
-
-
-def test_edge_case_10_of_nested_groups_the_outermost_counts():
-    allocator = TokenToKVPoolAllocator(8)
-    held = allocator.alloc(6)
-    with allocator.free_group():
-        allocator.free(held[:2])
-        with allocator.free_group():
-            allocator.free(held[2:4])
-        assert allocator.available_size() == 2, "the inner group's end is not the outer one's"
-        allocator.free(held[4:])
-    assert allocator.available_size() == 8, "a group within a group must not lose what was freed before it"
-    assert sorted(allocator.alloc(8).tolist()) == list(range(1, 9)), "each slot once"
 
 
 class Concatenations(TorchFunctionMode):
@@ -307,19 +243,11 @@ def test_edge_case_11_frees_in_a_group_are_not_available_before_it_ends():
             "within the group the four freed slots are deferred, not available"
         )
         refused(allocator, OutOfBlocks, "need 3 slots, 2 free of 8, 4 wait", lambda: allocator.alloc(3))
+        refused(allocator, ValueError, "slot 4 waits already", lambda: allocator.free(held[3:5]))
         assert allocator.alloc(2).tolist() == [7, 8], "what is free beside them can be taken"
     assert (allocator.available_size(), allocator.num_deferred) == (4, 0), (
         "(available, deferred): the four freed slots are available, and at the end of the group nothing is deferred"
     )
-
-
-def test_a_slot_cannot_be_freed_twice_in_one_group():
-    allocator = TokenToKVPoolAllocator(8)
-    held = allocator.alloc(6)
-    with allocator.free_group():
-        allocator.free(held[:4])
-        refused(allocator, ValueError, "not held", lambda: allocator.free(held[3:5]))
-    assert allocator.available_size() == 6
 
 
 @pytest.mark.task(2)
@@ -334,7 +262,7 @@ def test_an_empty_group_does_nothing():
 
 
 @pytest.mark.task(2)
-def test_only_the_end_of_the_outermost_group_returns_the_slots():
+def test_edge_case_10_of_nested_groups_the_outermost_counts():
     allocator = TokenToKVPoolAllocator(8)
     held = allocator.alloc(6)
     with allocator.free_group():
@@ -399,32 +327,31 @@ def test_clear_frees_all_and_an_open_group_does_not_bring_slots_back_twice():
 # Everything at once
 
 
-class Books:
+class SlotMachine(RuleBasedStateMachine):
     """The allocator next to a naive model: sets of free and deferred slots, and a list of held ones."""
 
-    def __init__(self, pages, page_size, need_sort):
+    @initialize(pages=st.integers(1, 9), page_size=st.sampled_from([1, 1, 2, 5]), need_sort=st.booleans())
+    def start(self, pages, page_size, need_sort):
         self.allocator = TokenToKVPoolAllocator(pages * page_size, page_size, need_sort=need_sort)
         self.page_size = page_size
         self.all = set(range(page_size, (pages + 1) * page_size))
         self.free, self.held, self.deferred = set(self.all), [], set()
         self.groups = []
 
+    @rule(pages=st.integers(0, 6))
     def alloc(self, pages):
         count = pages * self.page_size
         if count > len(self.free):
             refused(self.allocator, OutOfBlocks, f"need {count} slots", lambda: self.allocator.alloc(count))
             return
-        enough = count <= len(self.allocator.free_slots)
-        waiting = self.allocator.release_slots.tolist()
+        enough, waiting = count <= len(self.allocator.free_slots), self.allocator.release_slots.tolist()
         slots = self.allocator.alloc(count)
-        assert slots.dtype == torch.int32 and len(slots) == count
         got = slots.tolist()
+        assert slots.dtype == torch.int32 and len(got) == count
         assert set(got) <= self.free and len(set(got)) == count, "a slot was handed out that is held, or twice"
-        for first in range(0, count, self.page_size):
-            page = got[first : first + self.page_size]
-            assert page[0] % self.page_size == 0 and page == list(range(page[0], page[0] + self.page_size)), (
-                f"{page} is not a page"
-            )
+        for page in slots.view(pages, self.page_size).tolist():
+            first = page[0] // self.page_size * self.page_size
+            assert page == list(range(first, first + self.page_size)), f"{page} is not a page"
         if enough:
             assert self.allocator.release_slots.tolist() == waiting, "a merge that was not needed"
         elif self.allocator.need_sort:
@@ -433,16 +360,18 @@ class Books:
         self.free -= set(got)
         self.held += got
 
-    def free_pages(self, pages, shuffle):
-        """Free the first `pages` of a shuffled list of pages, with their slots in mixed order."""
+    @rule(pages=st.integers(0, 5), random=st.randoms())
+    def free_pages(self, pages, random):
+        """Free some pages, with their slots in mixed order."""
         starts = sorted({slot // self.page_size for slot in self.held})
-        shuffle(starts)
+        random.shuffle(starts)
         slots = [start * self.page_size + i for start in starts[:pages] for i in range(self.page_size)]
-        shuffle(slots)
+        random.shuffle(slots)
         self.allocator.free(slots_of(*slots))
         self.held = [slot for slot in self.held if slot not in set(slots)]
         (self.deferred if self.groups else self.free).update(slots)
 
+    @rule(slot=st.integers(-3, 60))
     def free_badly(self, slot):
         """Try to free a slot that is not held, together with held ones, or part of a page."""
         page = [slot // self.page_size * self.page_size + i for i in range(self.page_size)]
@@ -452,17 +381,22 @@ class Books:
         elif self.page_size > 1:
             refused(self.allocator, ValueError, "whole pages", lambda: self.allocator.free(slots_of(slot)))
 
+    @precondition(lambda self: len(self.groups) < 3)
+    @rule()
     def begin(self):
         self.groups.append(ExitStack())
         self.groups[-1].enter_context(self.allocator.free_group())
 
+    @precondition(lambda self: self.groups)
+    @rule()
     def end(self):
         self.groups.pop().close()
         if not self.groups:
             self.free |= self.deferred
             self.deferred = set()
 
-    def check(self):
+    @invariant()
+    def each_slot_is_in_one_state(self):
         allocator = self.allocator
         free = allocator.free_slots.tolist() + allocator.release_slots.tolist()
         waiting = [slot for part in allocator.deferred for slot in part.tolist()]
@@ -473,64 +407,8 @@ class Books:
         assert sorted(free + waiting + held) == sorted(self.all), "free + held + deferred is not each slot once"
 
 
-class SlotMachine(RuleBasedStateMachine):
-    """Hypothesis calls the rules in any order."""
-
-    @initialize(pages=st.integers(1, 9), page_size=st.sampled_from([1, 1, 2, 5]), need_sort=st.booleans())
-    def start(self, pages, page_size, need_sort):
-        self.books = Books(pages, page_size, need_sort)
-
-    @rule(pages=st.integers(0, 6))
-    def alloc(self, pages):
-        self.books.alloc(pages)
-
-    @rule(pages=st.integers(0, 5), random=st.randoms())
-    def free(self, pages, random):
-        self.books.free_pages(pages, random.shuffle)
-
-    @rule(slot=st.integers(-3, 60))
-    def free_badly(self, slot):
-        self.books.free_badly(slot)
-
-    @precondition(lambda self: len(self.books.groups) < 3)
-    @rule()
-    def begin(self):
-        self.books.begin()
-
-    @precondition(lambda self: self.books.groups)
-    @rule()
-    def end(self):
-        self.books.end()
-
-    @invariant()
-    def books_balance(self):
-        if hasattr(self, "books"):
-            self.books.check()
-
-
 TestSlotMachine = SlotMachine.TestCase
-TestSlotMachine.settings = settings(max_examples=15, stateful_step_count=25)
-
-
-@pytest.mark.parametrize("calls", [500, pytest.param(25_000, marks=pytest.mark.nightly)])  # of each kind, four kinds
-@pytest.mark.parametrize("need_sort", [True, False])
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_thousands_of_calls_leave_each_slot_in_one_state(page_size, need_sort, calls):
-    chance = random.Random(page_size)
-    books = Books(32, page_size, need_sort)
-    for call in range(calls):
-        kind = chance.randrange(10)
-        if kind < 4:
-            books.alloc(chance.randrange(9))
-        elif kind < 8:
-            books.free_pages(chance.randrange(9), chance.shuffle)
-        elif books.groups:
-            books.end()
-        elif kind == 8:
-            books.begin()
-        if call % 50 == 0:
-            books.check()
-    books.check()
+TestSlotMachine.settings = settings(max_examples=thorough(40, 15), stateful_step_count=thorough(50, 25))
 
 
 @pytest.mark.gpu

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lessons.l10_device.loop import DeviceKv, plan_prefill
+from lessons.l10_device.pools import make_full_attention_net_mem_pool, make_req_to_token_pool
 from mini_engine.attention.registry import load_kernel
 from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.runner import ModelRunner, plan_step
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.gpu.graphs import CudaCapture, DecodeBuffers, GraphRunner, no_graph
-from mini_engine.gpu.kv_pool import KvPool as PagePool
-from mini_engine.gpu.loop import DeviceKv, plan_prefill
-from mini_engine.gpu.req_to_token import ReqToTokenPool
-from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.gpu.staging import ALIGNMENT, NoEvent, Staging, Table, block_of, upload, uploaded
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.pocket import POCKET_DIR
@@ -141,9 +139,9 @@ def test_the_runner_of_captured_steps_moves_each_step_once(monkeypatch):
 
 
 def test_the_device_loop_s_prompts_are_one_copy():
-    table, allocator = ReqToTokenPool(2, 8, META), TokenToKVPoolAllocator(16, 4)
-    kv = DeviceKv(table, allocator, PagePool(16, 1, (1, 4), page_size=4, device=META))
-    rows = table.alloc(2)
+    pool, allocator = make_full_attention_net_mem_pool(16, 1, 1, 4, page_size=4, device=META)
+    kv = DeviceKv(make_req_to_token_pool(2, 8, page_size=4, device=META), allocator, pool)
+    rows = kv.table.alloc(2)
     with Copies() as copies:
         step, row_ids = plan_prefill(kv, rows, [[7, 8, 9], [5]])
     assert len(copies.bytes) == 1 and row_ids.device.type == step.token_ids.device.type == "meta"

@@ -3,14 +3,16 @@
 import pytest
 import torch
 
+from lessons.l10_device.loop import DeviceKv, generate_on_device
+from lessons.l10_device.req_to_token import ReqToTokenPool
+from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
+from lessons.l10_device.slot_pool import SlotPool
+from lessons.l11_hybrid.row_states import RowStates
 from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
-from mini_engine.gpu.kv_pool import KvPool
-from mini_engine.gpu.loop import DeviceKv, generate_on_device
-from mini_engine.gpu.req_to_token import ReqToTokenPool
-from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
-from mini_engine.hybrid.device import hybrid_device_kv
 from mini_engine.hybrid.gdn_pool import GdnPool
+from mini_engine.hybrid.store import HybridKv
+from mini_engine.kv.block_tensor import KvPool
 from tests.l11.models import SELECTED, both, greedy
 from tests.support import some_ids
 
@@ -22,11 +24,12 @@ FAMILY = "every fourth attends"
 
 def storage(family, rows=6, slots=6, page=4) -> DeviceKv:
     config = both(family)[0].config
-    kv = KvPool.for_model(config.kv_config, 128, page_size=page, kernel=load_kernel("torch"))
+    blocks = KvPool(config.kv_config, 128 // page + 1, page, load_kernel("torch"))
     states = GdnPool.for_model(config, slots)
     states.recurrent_state[:] = float("nan")
     states.conv_state[:] = float("nan")
-    return hybrid_device_kv(config, kv, states, ReqToTokenPool(rows, 24), TokenToKVPoolAllocator(128, page))
+    table, allocator = ReqToTokenPool(rows, 24), TokenToKVPoolAllocator(128, page)
+    return DeviceKv(table, allocator, SlotPool(blocks), HybridKv(blocks, states), RowStates(states))
 
 
 def prompts():
@@ -45,7 +48,7 @@ def test_tokens_equal_hugging_face_s_and_rows_are_used_again(family):
 def test_a_row_is_its_state_s_slot():
     kv = storage(FAMILY)
     rows = [kv.take(5), kv.take(3)]
-    states = kv.memory.states
+    states = kv.store.states
     assert not states.recurrent_state[:, rows].any() and not states.conv_state[:, rows].any()
     others = [slot for slot in range(states.num_slots) if slot not in rows]
     assert states.recurrent_state[:, others].isnan().all(), "taking a row changes no other row's state"
@@ -57,8 +60,8 @@ def test_padding_rows_write_into_slot_0_only():
     rows, lengths = torch.tensor([row, 0, 0]), torch.tensor([1, 0, 0], dtype=torch.int32)
     meta = kv.memory.complete(kv.table.plan_decode(rows, lengths, kv.allocator.page_size), rows, None)
     with torch.inference_mode():
-        logits = model(torch.tensor([7, 0, 0]), kv.memory.store(kv.pool), meta)
-    states = kv.memory.states
+        logits = model(torch.tensor([7, 0, 0]), kv.store, meta)
+    states = kv.store.states
     written = [slot for slot in range(states.num_slots) if not states.recurrent_state[:, slot].isnan().any()]
     assert set(written) <= {0, row} and row in written
     assert int(logits[0].argmax()) == greedy(FAMILY, (7,), 1)[0], "padding must not change a request's token"

@@ -8,18 +8,19 @@ import shutil
 import pytest
 import torch
 
+from lessons.l10_device.loop import DeviceKv, generate_on_device
+from lessons.l10_device.req_to_token import ReqToTokenPool
+from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
+from lessons.l10_device.slot_pool import SlotPool
 from mini_engine import LLM, SamplingParams
 from mini_engine.__main__ import main
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.gpu.graphs import no_graph
-from mini_engine.gpu.kv_pool import KvPool
-from mini_engine.gpu.loop import generate_on_device
-from mini_engine.gpu.req_to_token import ReqToTokenPool
-from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
-from mini_engine.latents.device import latent_device_kv
+from mini_engine.kv.block_tensor import KvPool
 from mini_engine.latents.kernels import load_kernel
+from mini_engine.latents.store import LatentKv
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.speculation.options import Speculation
 from mini_engine.speculation.speculator import Speculator
@@ -154,11 +155,11 @@ def test_padded_steps(kernel):
 
 def test_lesson_10s_loop_with_its_own_pool():
     config, page, size = model().config, 4, 304
-    pool = KvPool.for_model(config, size, page_size=page, kernel=load_kernel("torch"))
-    for layer in (*pool.K, *pool.V):
+    blocks = KvPool(config, size // page + 1, page, load_kernel("torch"))
+    for layer in (*blocks.K, *blocks.V):
         layer.fill_(float("nan"))
     table, allocator = ReqToTokenPool(len(PROMPTS), 144), TokenToKVPoolAllocator(size, page)
-    kv = latent_device_kv(config, pool, table, allocator)
+    kv = DeviceKv(table, allocator, SlotPool(blocks), LatentKv(config, blocks))
     for _ in range(2):
         assert generate_on_device(model(), kv, PROMPTS, NEW) == [greedy(ids) for ids in PROMPTS]
     assert allocator.available_size() == size, "all slots are free again"

@@ -1,4 +1,4 @@
-"""Lesson 11. States for lesson 10's device loop: a request's row in the table is its slot in the state pool.
+"""Lesson 11. States in lesson 10's device loop: a request's row in the table is its slot in the state pool.
 
 A row starts with a state of zeros when it is handed out; padding rows, which are row 0, write their states into slot 0.
 `generate_on_device` runs unchanged.
@@ -8,27 +8,19 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from lessons.l10_device.loop import RowMemory
 from mini_engine.errors import UserError
-from mini_engine.gpu.kv_pool import KvPool
-from mini_engine.gpu.loop import DeviceKv
-from mini_engine.gpu.req_to_token import ReqToTokenPool
-from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.plan import shallow, with_states
-from mini_engine.hybrid.store import HybridKv, HybridMeta
+from mini_engine.hybrid.store import HybridMeta
 from mini_engine.kv.block_tensor import ForwardMeta
 
 
-class RowStates:
+class RowStates(RowMemory):
     """A state for every row of the table."""
 
-    def __init__(self, config: HybridConfig, states: GdnPool) -> None:
-        self.config, self.states = config, states
-
-    def store(self, pool: KvPool) -> HybridKv:
-        """Return a store over both pools, with the model's three calls."""
-        return HybridKv(pool, self.states)
+    def __init__(self, states: GdnPool) -> None:
+        self.states = states
 
     def check(self, num_rows: int) -> None:
         """Raise UserError unless the pool has a working slot for every row."""
@@ -47,10 +39,3 @@ class RowStates:
         if lengths is None:
             return HybridMeta(**shallow(meta), single_rows=None, single_slots=rows)
         return with_states(meta, [[row] for row in rows.tolist()], lengths)
-
-
-def hybrid_device_kv(
-    config: HybridConfig, kv: KvPool, states: GdnPool, table: ReqToTokenPool, allocator: TokenToKVPoolAllocator
-) -> DeviceKv:
-    """Return the storage of `generate_on_device` for a hybrid."""
-    return DeviceKv(table, allocator, kv, RowStates(config, states))

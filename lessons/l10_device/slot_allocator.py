@@ -146,9 +146,8 @@ class TokenToKVPoolAllocator:
                 "free all slots of a page in one call, as int32 or int64"
             )
         last = self.num_slots - 1
-        not_held = (slots > last) | ~self.is_held[
-            slots.clamp(0, last)
-        ]  # negative ones become slot 0, which is never held
+        inside = slots.clamp(0, last)  # negative ones become slot 0, which is never held
+        not_held = (slots > last) | ~self.is_held[inside]
         twice = slots[1:] == slots[:-1]
         torn = slots != self._whole_pages(slots)
         if not torch.cat((not_held, twice, torn)).any():

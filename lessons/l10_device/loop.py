@@ -11,71 +11,46 @@ An answer with a stop token is still computed to its full length and cut afterwa
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lessons.l10_device.req_to_token import PADDING_ROW, ReqToTokenPool
+from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
+from lessons.l10_device.slot_pool import SlotPool
 from mini_engine.engine.runner import Step
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.gpu.graphs import Capture, no_graph
-from mini_engine.gpu.kv_pool import KvPool
-from mini_engine.gpu.req_to_token import PADDING_ROW, ReqToTokenPool
-from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.gpu.staging import upload
 from mini_engine.kv.block_tensor import ForwardMeta
 from mini_engine.model.causal_lm import CausalLM
 
 
-class RowMemory(Protocol):
-    """Memory that a model needs for each row of the table, in addition to K and V."""
-
-    def store(self, pool: KvPool) -> Any:
-        """Return the store that the model reads and writes: `pool` with this memory."""
-        ...
+class RowMemory:
+    """Memory that a model needs for each row of the table, in addition to K and V. By default there is none."""
 
     def check(self, num_rows: int) -> None:
         """Raise UserError unless there is room for this many rows."""
-        ...
 
     def begin(self, row: int) -> None:
         """Prepare a row that is being handed out."""
-        ...
 
     def complete(self, meta: ForwardMeta, rows: Tensor, lengths: Sequence[int] | None) -> ForwardMeta:
-        """Add the inputs of this memory to a plan.
+        """Return a plan with the inputs of this memory.
 
         Args:
             rows: `[S]` int64, the row of each sequence. lengths: the number of tokens that each feeds; None: one each.
         """
-        ...
-
-
-class NoMemory:
-    """The memory of a model with K and V alone. Lesson 11's holds a state for every row."""
-
-    def store(self, pool: KvPool) -> KvPool:
-        """Return the pool."""
-        return pool
-
-    def check(self, num_rows: int) -> None:
-        """Accept any number."""
-
-    def begin(self, row: int) -> None:
-        """Do nothing."""
-
-    def complete(self, meta: ForwardMeta, rows: Tensor, lengths: Sequence[int] | None) -> ForwardMeta:
-        """Return the plan unchanged."""
         return meta
-
-
-NO_MEMORY = NoMemory()
 
 
 @dataclass(frozen=True)
 class DeviceKv:
     """This lesson's storage: row and position -> slot -> K and V.
+
+    store: what the model reads and writes, over the pool's blocks; None: these blocks themselves.
 
     Raises:
         UserError: the sizes of allocator and pool, or of table and memory, do not match.
@@ -83,8 +58,9 @@ class DeviceKv:
 
     table: ReqToTokenPool
     allocator: TokenToKVPoolAllocator
-    pool: KvPool
-    memory: RowMemory = NO_MEMORY
+    pool: SlotPool
+    store: Any = None
+    memory: RowMemory = field(default_factory=RowMemory)
 
     def __post_init__(self) -> None:
         if self.allocator.page_size != self.pool.page_size or self.allocator.size > self.pool.size:
@@ -210,7 +186,7 @@ def generate_on_device(
     if not prompts or not max_new_tokens:
         return [[] for _ in prompts]
     lengths = [len(prompt_ids) for prompt_ids in prompts]
-    state, store = DecodeState(len(prompts), max_new_tokens, kv.pool.device), kv.memory.store(kv.pool)
+    state, store = DecodeState(len(prompts), max_new_tokens, kv.pool.device), kv.store or kv.pool.blocks
 
     def decode() -> None:
         state.seq_lens_kv += 1

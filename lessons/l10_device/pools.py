@@ -5,14 +5,34 @@ are those of pymllm, without its `pin_memory`: only host memory can be pinned, a
 """
 
 from collections.abc import Callable
+from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lessons.l10_device.req_to_token import ReqToTokenPool
+from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
+from lessons.l10_device.slot_pool import SlotPool
 from mini_engine.errors import UserError
-from mini_engine.gpu.kv_pool import KvPool
-from mini_engine.gpu.req_to_token import ReqToTokenPool
-from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
+from mini_engine.kv.block_tensor import KvPool
+
+
+class Layers(NamedTuple):
+    """A model as its pool sees it: the number of layers, and the `[heads, dim]` of a key and of a value."""
+
+    num_hidden_layers: int
+    k_shape: tuple[int, int]
+    v_shape: tuple[int, int]
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Return the bytes of one token in all layers."""
+        return self.num_hidden_layers * (prod(self.k_shape) + prod(self.v_shape)) * dtype.itemsize
+
+
+def no_kernel(*inputs) -> Tensor:
+    """Stand in for the attention kernel of a pool that only stores: raises ValueError."""
+    raise ValueError("this pool has no attention kernel; create it with one")
 
 
 def make_full_attention_net_mem_pool(
@@ -25,24 +45,26 @@ def make_full_attention_net_mem_pool(
     *,
     page_size: int = 1,
     need_sort: bool = True,
-    kernel: Callable[..., Tensor] | None = None,
+    kernel: Callable[..., Tensor] = no_kernel,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
-) -> tuple[KvPool, TokenToKVPoolAllocator]:
+) -> tuple[SlotPool, TokenToKVPoolAllocator]:
     """Return a pool for a model whose layers all keep every token, and the allocator of its slots.
 
     Args:
         size: slots for tokens; the padding page comes on top.
         v_head_num, v_head_dim: a value's heads and dimension; None for the key's.
-        need_sort: hand out low slots first after a merge. kernel: as in `KvPool`.
+        need_sort: hand out low slots first after a merge. kernel: a paged-attention kernel.
 
     Raises:
-        UserError: `size` is not a positive multiple of `page_size`.
+        UserError: `size` is not a positive multiple of `page_size`, or the pool does not fit in memory.
     """
+    allocator = TokenToKVPoolAllocator(size, page_size, device=device, need_sort=need_sort)
     k_shape = k_head_num, k_head_dim
     v_shape = k_head_num if v_head_num is None else v_head_num, k_head_dim if v_head_dim is None else v_head_dim
-    pool = KvPool(size, layer_num, k_shape, v_shape, page_size=page_size, kernel=kernel, dtype=dtype, device=device)
-    return pool, TokenToKVPoolAllocator(size, page_size, device=device, need_sort=need_sort)
+    num_pages = size // page_size + 1
+    blocks = KvPool(Layers(layer_num, k_shape, v_shape), num_pages, page_size, kernel, dtype, device)
+    return SlotPool(blocks), allocator
 
 
 def make_req_to_token_pool(

@@ -1,0 +1,1 @@
+"""Lesson 11. States in lesson 10's decode loop."""
