@@ -89,8 +89,8 @@ def read_config(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     config = read_shape(raw, path)
     if other := next((kind for kind in layer_types(raw) if kind != FULL), None):
         raise UserError(
-            f"{path} has layers of type {shown(other)}; lesson 0's model attends to the whole history in every layer. "
-            "If a later lesson runs this model, LLM and mini-engine do"
+            f"{path} has layers of type {shown(other)}, and lesson 0's model attends to the whole history in every "
+            "layer; LLM and mini-engine run every kind of layer that the course has"
         )
     return config
 
@@ -99,8 +99,8 @@ def read_shape(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the validated settings of a dense Qwen3 model, whatever its layers see."""
     if raw.get("model_type") != "qwen3":
         raise UserError(
-            f"{path} describes a model of type {shown(raw.get('model_type'))}; lesson 0's model is of type 'qwen3'. If "
-            "a later lesson runs this model, LLM and mini-engine do"
+            f"{path} describes a model of type {shown(raw.get('model_type'))}, and lesson 0's model is of type "
+            "'qwen3'; LLM and mini-engine run every family that the course has"
         )
     if raw.get("quantization_config") is not None:
         raise UserError(f"{path} has a quantization_config; this engine runs only weights that are not quantized")

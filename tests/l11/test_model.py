@@ -157,10 +157,10 @@ def test_an_interval_stands_for_layer_types(tmp_path):
     assert HybridConfig.from_dir(directory).layer_types == (LINEAR, FULL, LINEAR, FULL)
 
 
-def test_lesson_0_s_loader_points_to_lesson_11():
+def test_lesson_0_s_loader_points_to_what_runs_it():
     with pytest.raises(UserError) as refused:
         load_model(checkpoint(FAMILY))
-    assert "lesson 11" in str(refused.value) and "\n" not in str(refused.value)
+    assert "LLM" in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_the_composition_root_takes_it_without_a_flag():
