@@ -80,10 +80,12 @@ class GdnPool(TrackSlots):
         return heads, value_dim
 
     @property
-    def key_size(self) -> int:
-        """The size of all of a token's keys in a delta net, in elements: H_k * D_k."""
+    def conv_parts(self) -> Sequence[int]:
+        """The channels of the convolution: of queries, keys and values; a short convolution has one part."""
         heads, value_dim = self.value_shape
-        return (self.conv_state.shape[2] - heads * value_dim) // 2
+        channels, values = self.conv_state.shape[2], heads * value_dim
+        keys = (channels - values) // 2
+        return (keys, keys, values) if heads else (channels,)
 
     @property
     def parts(self) -> Sequence[Sequence[Tensor]]:

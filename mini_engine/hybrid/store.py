@@ -160,7 +160,7 @@ class HybridKv:
     def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split `[N, conv_dim]` into q, k `[N, H_v, D_k]` and v `[N, H_v, D_v]` in float32: normalized, q scaled."""
         heads, key_dim, value_dim = self.states.recurrent_state.shape[2:]
-        q, k, v = mixed.float().tensor_split((self.states.key_size, 2 * self.states.key_size), dim=-1)
+        q, k, v = mixed.float().split(self.states.conv_parts, dim=-1)
         q, k = (l2norm(x.view(len(x), -1, key_dim)) for x in (q, k))
         q, k = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (q * key_dim**-0.5, k))
         return q, k, v.view(len(v), heads, value_dim)

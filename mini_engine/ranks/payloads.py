@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.hybrid.hybrid_config import HybridConfig
+from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.tiers.records import Bytes
 
 
@@ -41,15 +41,12 @@ def block_layout(tensors: Sequence[Tensor]) -> list[Run]:
     return [Run(tensor.shape[1], [tensor[0, 0].nbytes]) for tensor in tensors]
 
 
-def state_layout(config: HybridConfig, recurrent: Tensor, conv: Tensor) -> list[Run]:
-    """Return the layout of a slot's payload.
-
-    Args:
-        config: of the rank's share. recurrent, conv: the rank's, of all slots, as in `GdnPool`.
-    """
-    channel = conv[0, 0, 0].nbytes
-    sizes = [size * channel for size in (config.key_dim, config.key_dim, config.value_dim)]
-    return [Run(len(recurrent), [recurrent[0, 0].nbytes]), Run(len(conv), sizes)]
+def state_layout(pool: GdnPool) -> list[Run]:
+    """Return the layout of a slot's payload; pool: a rank's."""
+    recurrent, conv = pool.recurrent_state, pool.conv_state
+    sizes = [channels * conv[0, 0, 0].nbytes for channels in pool.conv_parts]
+    of_heads = [Run(len(recurrent), [recurrent[0, 0].nbytes])] if recurrent.nbytes else []
+    return [*of_heads, Run(len(conv), sizes)]
 
 
 def join(parts: Sequence[Tensor], layout: Sequence[Run]) -> Tensor:
