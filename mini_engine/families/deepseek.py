@@ -15,4 +15,5 @@ def speed_up(model: CausalLM, *options: Any) -> CausalLM:
     return speed_up_latents(model, *options)
 
 
-FAMILY = Family(LatentConfig.from_dir, latent_model, speed_up)
+HEADS = ("num_attention_heads", "num_key_value_heads", "intermediate_size")  # as many key heads as query heads
+FAMILY = Family(LatentConfig.from_dir, latent_model, speed_up, shared=HEADS)

@@ -11,6 +11,8 @@ from mini_engine.checkpoint.stored import Stored
 from mini_engine.checkpoint.weights import check_place, resolve_checkpoint
 from mini_engine.model.causal_lm import CausalLM
 
+SHARED = ("num_key_value_heads", "num_attention_heads", "intermediate_size")
+
 
 class Family(NamedTuple):
     """A family of models.
@@ -18,6 +20,7 @@ class Family(NamedTuple):
     shape: reads the config.json of a checkpoint directory. build: returns a model of a shape, without weights.
     speed_up: returns a model with fast layers on a CPU; arguments as for lesson 9's `speed_up`.
     fuse: returns a model with lesson 10's layers for a GPU; None: they do not fit this family.
+    shared: the names of the numbers of a shape that ranks divide.
     renamed, ignored: as for `Stored`.
     """
 
@@ -25,6 +28,7 @@ class Family(NamedTuple):
     build: Callable[[Any], CausalLM]
     speed_up: Callable[..., CausalLM]
     fuse: Callable[[CausalLM], CausalLM] | None = None
+    shared: tuple[str, ...] = SHARED
     renamed: Callable[[str], str] = as_stored
     ignored: tuple[str, ...] = ()
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mini_engine.families.family import Family
+from mini_engine.families.family import SHARED, Family
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.model import hybrid_model
 from mini_engine.model.causal_lm import CausalLM
@@ -24,4 +24,11 @@ def speed_up(model: CausalLM, *options: Any) -> CausalLM:
     return speed_up_hybrid(model, *options)
 
 
-FAMILY = Family(HybridConfig.from_dir, hybrid_model, speed_up, renamed=text_name, ignored=NOT_OF_THE_TEXT)
+FAMILY = Family(
+    HybridConfig.from_dir,
+    hybrid_model,
+    speed_up,
+    shared=(*SHARED, "linear_num_key_heads", "linear_num_value_heads"),
+    renamed=text_name,
+    ignored=NOT_OF_THE_TEXT,
+)

@@ -133,9 +133,10 @@ class GatedDeltaNet(nn.Module):
 class ConvWeight(nn.Module):
     """The weight of a depthwise convolution, `[channels, 1, taps]`; applied by the store, which has the inputs."""
 
-    def __init__(self, channels: int, taps: int) -> None:
+    def __init__(self, channels: int, taps: int, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(channels, 1, taps))
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
 
 def hybrid_model(config: HybridConfig) -> CausalLM:

@@ -9,6 +9,9 @@ layer. Embedding and vocabulary head are cut too (`vocabulary.py`). Norms are wh
 A hybrid's delta nets (lesson 11) are cut in the same way: their heads are independent too, and `out_proj` is cut by
 rows. Queries, keys and values share one matrix and one convolution, so each of the three parts is cut separately.
 
+The channels of a short convolution (in lesson 15's LFM3) are independent, too: of its input matrix, gates and inputs
+are cut separately.
+
 Latents (lesson 16) serve all heads, so every rank computes and stores all of them. Only `q_b_proj` and `kv_b_proj`,
 which expand them to each head's queries, keys and values, are cut.
 """
@@ -21,14 +24,14 @@ from typing import Any
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.stored import Part
 from mini_engine.errors import UserError
+from mini_engine.families import family_named
+from mini_engine.families.family import SHARED
 from mini_engine.ranks.vocabulary import VOCABULARY, rows_each, rows_of
 
-SHARED = ("num_key_value_heads", "num_attention_heads", "intermediate_size")
-SHARED_WITH_LATENTS = ("num_attention_heads", "num_key_value_heads", "intermediate_size")  # as many key as query heads
-SHARED_BY_HYBRIDS = (*SHARED, "linear_num_key_heads", "linear_num_value_heads")
 BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "in_proj_z", "in_proj_b", "in_proj_a", "A_log")
-BY_COLUMNS += ("dt_bias", "q_b_proj", "kv_b_proj")
+BY_COLUMNS += ("dt_bias", "q_b_proj", "kv_b_proj", "conv")
 BY_PARTS = ("in_proj_qkv", "conv1d")
+BY_THIRDS = ("in_proj",)
 BY_ROWS = ("o_proj", "down_proj", "out_proj")
 
 
@@ -59,9 +62,7 @@ def share_of(config: Qwen3Config, num_ranks: int, shared: Sequence[str] = SHARED
 
 def shared_by(config: Qwen3Config) -> Sequence[str]:
     """Return the names of the numbers of a configuration that ranks divide."""
-    if config.has_states:
-        return SHARED_BY_HYBRIDS
-    return SHARED_WITH_LATENTS if config.has_latents else SHARED
+    return family_named(config.model_type).shared
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,9 @@ def part_of(name: str, shape: Sequence[int], config: Any, rank: int, num_ranks: 
         if name.endswith(".bias"):
             return Part([rows if rank == 0 else range(0)])  # the sum over all ranks must contain it once
         return Part([rows], columns=equal_part(range(shape[1]), rank, num_ranks))
-    if owners.intersection(BY_PARTS):
-        queries, keys = config.key_dim, 2 * config.key_dim
-        parts = (rows[:queries], rows[queries:keys], rows[keys:])
+    if owners.intersection(BY_PARTS + BY_THIRDS):
+        first = config.key_dim if owners.intersection(BY_PARTS) else shape[0] // 3
+        parts = (rows[:first], rows[first : 2 * first], rows[2 * first :])
         return Part([equal_part(part, rank, num_ranks) for part in parts])
     return Part([equal_part(rows, rank, num_ranks) if owners.intersection(BY_COLUMNS) else rows])
 

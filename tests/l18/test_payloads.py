@@ -12,7 +12,7 @@ from mini_engine.model.kinds import FULL
 from mini_engine.ranks.messages import ReadBlocks, WriteBlocks
 from mini_engine.ranks.payloads import Run, join, split
 from mini_engine.ranks.pools import SharedPools
-from mini_engine.ranks.shard import SHARED_BY_HYBRIDS, share_of
+from mini_engine.ranks.shard import share_of, shared_by
 from mini_engine.tiers.blocks import BlockBytes
 from tests.l18.ranks import Wire
 from tests.support import must_raise
@@ -39,7 +39,7 @@ class Others(Wire):
 
     def __init__(self, num_ranks, memories):
         self.num_ranks, self.memories = num_ranks, memories
-        self.model = type("Model", (), {"config": share_of(CONFIG, num_ranks, SHARED_BY_HYBRIDS)})
+        self.model = type("Model", (), {"config": share_of(CONFIG, num_ranks, shared_by(CONFIG))})
 
     def tell(self, message):
         for memory in self.memories:
@@ -81,7 +81,7 @@ def filled(dtype) -> Pools:
 
 def cut(whole: Pools, num_ranks, dtype) -> list[Pools]:
     """Return each rank's pools, with its heads of the whole ones."""
-    parts = [pools_of(share_of(CONFIG, num_ranks, SHARED_BY_HYBRIDS), dtype) for _ in range(num_ranks)]
+    parts = [pools_of(share_of(CONFIG, num_ranks, shared_by(CONFIG)), dtype) for _ in range(num_ranks)]
     qkv = whole.states.conv_state.split([CONFIG.key_dim, CONFIG.key_dim, CONFIG.value_dim], dim=2)
     for rank, part in enumerate(parts):
         for mine, all_heads in zip((*part.kv.K, *part.kv.V), (*whole.kv.K, *whole.kv.V), strict=True):
@@ -162,7 +162,7 @@ def test_ranks_write_a_block_as_one_process_does(num_ranks, dtype):
     whole, empty = filled(dtype), pools_of(CONFIG, dtype)
     payloads = BlockBytes.of_pool(whole.kv).read(BLOCKS)
     BlockBytes.of_pool(empty.kv).write([2, 4], payloads)
-    parts = [pools_of(share_of(CONFIG, num_ranks, SHARED_BY_HYBRIDS), dtype) for _ in range(num_ranks)]
+    parts = [pools_of(share_of(CONFIG, num_ranks, shared_by(CONFIG)), dtype) for _ in range(num_ranks)]
     pools, own = shared(num_ranks, parts)
     pools.block_bytes(own.kv).write([2, 4], payloads)
     for mine, expected in zip(parts, cut(empty, num_ranks, dtype), strict=True):
@@ -182,7 +182,7 @@ def test_ranks_read_and_write_a_state_as_one_process_does(num_ranks, dtype):
         "queries, keys and values of the convolution are three parts"
     )
     BlockBytes.of_pool(empty.states).write([1], payloads)
-    parts = [pools_of(share_of(CONFIG, num_ranks, SHARED_BY_HYBRIDS), dtype) for _ in range(num_ranks)]
+    parts = [pools_of(share_of(CONFIG, num_ranks, shared_by(CONFIG)), dtype) for _ in range(num_ranks)]
     pools, own = shared(num_ranks, parts)
     pools.state_bytes(own.states).write([1], payloads)
     for mine, wanted in zip(parts, cut(empty, num_ranks, dtype), strict=True):

@@ -1,0 +1,81 @@
+"""Lesson 15. LFM3 with lesson 9's linear layers: packed matrices, joined where they share an input, and fused norms."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mini_engine.families.lfm3 import HeadGatedAttention
+from mini_engine.hybrid.short_conv import ConvStore, ShortConv
+from mini_engine.layers import native
+from mini_engine.layers.exchange import WHOLE, Exchange
+from mini_engine.layers.fast_model import speed_up, with_torch_layers
+from mini_engine.layers.torch_layers import FastNorm, Join, TorchAttention, TorchDecoderLayer, TorchModel
+from mini_engine.model.causal_lm import CausalLM
+from mini_engine.model.qwen3 import KvStore
+
+
+class FastHeadGatedAttention(TorchAttention):
+    """Attention with a gate for each head, without its last matrix, which is `out`."""
+
+    def __init__(self, attention: HeadGatedAttention, norm: nn.Module, matrix: Join) -> None:
+        super().__init__(attention, norm, matrix)
+        self.rotation = attention.rotation
+        self.gate = None if attention.gate_proj is None else matrix(attention.gate_proj)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
+        """Write K and V of x `[T, hidden_size]`; return gated attention `[T, H_q * D]`. cos, sin: `[2, T, D]`."""
+        out = super().forward(x, cos[self.rotation], sin[self.rotation], kv, meta)
+        if self.gate is None:
+            return out
+        gates = self.gate(self.norm(x)).sigmoid()
+        return (out.unflatten(1, (gates.shape[1], -1)) * gates[:, :, None]).flatten(1)
+
+
+class FastShortConv(nn.Module):
+    """A short convolution without its last matrix, which is `out`."""
+
+    def __init__(self, conv: ShortConv, norm: nn.Module, matrix: Join) -> None:
+        super().__init__()
+        self.index, self.norm, self.bias = conv.index, norm, conv.conv.bias
+        self.weight = conv.conv.weight.data[:, 0].contiguous()
+        self.project, self.out = matrix(conv.in_proj), matrix(conv.out_proj)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: ConvStore, meta: Any) -> Tensor:
+        """Have the store keep the last inputs; return the gated outputs `[T, C]`."""
+        before, after, x = self.project(self.norm(x)).chunk(3, dim=-1)
+        out = kv.convolve(self.index, before * x, self.weight, meta)
+        return after * (out if self.bias is None else out + self.bias)
+
+
+class FastSandwichLayer(TorchDecoderLayer):
+    """A layer that also norms what is added to x."""
+
+    def __init__(self, layer: Any, *parts: Any) -> None:
+        super().__init__(layer, *parts)
+        self.norms = nn.ModuleList(map(FastNorm, (layer.post_operator_norm, layer.post_ffn_norm)))
+
+    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Add to these rows the normed outputs of the mixer and of the feed-forward block."""
+        after_mixer, after_mlp = self.norms
+        x = x + after_mixer(self.exchange.all_reduce(self.mixer.out(mixed)))
+        gate, up = self.gate_up(self.norm(x)).chunk(2, dim=-1)
+        return x + after_mlp(self.exchange.all_reduce(self.down(F.silu(gate) * up)))
+
+
+def fast_mixer(mixer: Any, norm: nn.Module, matrix: Join) -> nn.Module:
+    """Return the fast form of attention or of a short convolution."""
+    if isinstance(mixer, ShortConv):
+        return FastShortConv(mixer, norm, matrix)
+    return FastHeadGatedAttention(mixer, norm, matrix)
+
+
+def lfm3_decoder(model: CausalLM, functions: native.Functions | None, exchange: Exchange) -> TorchModel:
+    """Return an LFM3's decoder with fast layers."""
+    layer: Any = FastSandwichLayer if model.config.use_sandwich_norm else TorchDecoderLayer
+    return with_torch_layers(model, functions, exchange, fast_mixer, layer=layer)
+
+
+def speed_up_lfm3(model: CausalLM, backend: str = "auto", exchange: Exchange = WHOLE) -> CausalLM:
+    """Return a fast model that takes over the weights of `model`. Arguments and errors as for lesson 9's `speed_up`."""
+    return speed_up(model, backend, exchange, lfm3_decoder)
