@@ -19,7 +19,7 @@ LONG = 2**20  # blocks of a prefix of which every companion needs as much as it 
 class Companion(Protocol):
     """One kind of items that go with blocks, at most one with each: lesson 11's states or lesson 15's windows.
 
-    kind: of their records; no other companion of a model has it. payload_bytes: size of one item.
+    kind: of their records; no other companion of a model has it.
     only_at_end: a request has only the item of the last token that it has computed, like a state.
     """
 
@@ -27,7 +27,9 @@ class Companion(Protocol):
     only_at_end: bool
 
     @property
-    def payload_bytes(self) -> int: ...
+    def payload_bytes(self) -> int:
+        """Size of one item in bytes."""
+        ...
 
     def needed(self, start: int, stop: int) -> range:
         """Return the blocks whose items a request lacks that holds blocks 0 … start - 1 and goes on after stop - 1.
