@@ -7,6 +7,7 @@ the block's. A prefix can be loaded only as far as every companion has what it n
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 from typing import Protocol
 
 from mini_engine.tiers.records import Bytes, Kind, Record, Wanted
@@ -19,7 +20,7 @@ LONG = 2**20  # blocks of a prefix of which every companion needs as much as it 
 class Companion(Protocol):
     """One kind of items that go with blocks, at most one with each: lesson 11's states or lesson 15's windows.
 
-    kind: of their records; no other companion of a model has it. payload_bytes: size of one item.
+    kind: of their records; no other companion of a model has it.
     only_at_end: a request has only the item of the last token that it has computed, like a state.
     """
 
@@ -27,7 +28,9 @@ class Companion(Protocol):
     only_at_end: bool
 
     @property
-    def payload_bytes(self) -> int: ...
+    def payload_bytes(self) -> int:
+        """Size of one item in bytes."""
+        ...
 
     def needed(self, start: int, stop: int) -> range:
         """Return the blocks whose items a request lacks that holds blocks 0 … start - 1 and goes on after stop - 1.
@@ -78,18 +81,21 @@ class CompanionRecords:
     def last_end(self, prefix: Prefix, start: int, stop: int) -> int:
         """Return the largest end in `start` … `stop` for which the tiers have every item that is needed there.
 
-        Each companion is asked in turn, again and again until none of them has to shorten the prefix. Where an item is
-        missing, the prefix ends before its block.
+        The companions are asked in turn, each for a shorter prefix if it must be, until all accept the same one.
         """
-        end, before = stop, stop + 1
-        while end < before:
-            before = end
-            for one in self.companions:
-                end = self._end_of(one, prefix, start, end)
+        end, num_accepting = stop, 0
+        for one in cycle(self.companions):
+            before, end = end, self._end_of(one, prefix, start, end)
+            num_accepting = num_accepting + 1 if end == before else 1
+            if num_accepting == len(self.companions):
+                break
         return end
 
     def _end_of(self, one: Companion, prefix: Prefix, start: int, stop: int) -> int:
-        """Return the largest end for one companion, from right to left: no item is looked at twice."""
+        """Return the largest end that one companion accepts: where an item is missing, it ends before its block.
+
+        From right to left, so no item is looked at twice.
+        """
         end = index = stop
         while index > one.needed(start, end).start:
             index -= 1

@@ -4,47 +4,16 @@ import random
 
 import pytest
 
-from mini_engine.handover.extras import Extras
 from mini_engine.tiers.companions import CompanionRecords, bytes_behind, item_key, num_each
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.records import Kind
 from mini_engine.tiers.store import BlockStore, Prefix
 from mini_engine.tiers.tiers import Tiers
 from tests.l12.cells import SIZE, Cells
+from tests.l12.items import both
 
 pytestmark = pytest.mark.reference
 NUM_BLOCKS, WIDTH = 12, 4 * SIZE
-
-
-class Items:
-    """A companion that needs the items of the last `reach` blocks; each is a byte of its own and its block's index."""
-
-    only_at_end = False
-
-    def __init__(self, kind, reach, payload_bytes):
-        self.kind, self.reach, self.payload_bytes = kind, reach, payload_bytes
-        self.written = {}
-
-    def needed(self, start, stop):
-        return range(max(start, stop - self.reach), stop)
-
-    def held(self, request_id, start, stop, at_end):
-        return range(start, stop)
-
-    def read(self, request_id, indices):
-        return [bytes([self.kind, index]).ljust(self.payload_bytes, b".") for index in indices]
-
-    def write(self, request_id, indices, payloads):
-        for index, payload in zip(indices, payloads, strict=True):
-            self.written[index] = bytes(payload)
-
-    def check(self, indices):
-        expected = dict(zip(indices, self.read("a", indices), strict=True))
-        assert self.written == expected, f"items of {self.kind.name}"
-
-
-def both(window=3):
-    return [Items(Kind.STATE, 1, 7), Items(Kind.WINDOW, window, 5)]
 
 
 def filled():
@@ -107,23 +76,9 @@ def test_each_companion_gets_its_own_items_back():
     store.tiers.close()
 
 
-@pytest.mark.parametrize("buffer_bytes", [1, 3, 5, 100])
-@pytest.mark.parametrize("start", [2, 6, 7, 8])
-def test_items_are_handed_over_in_buffers_of_any_size(buffer_bytes, start):
-    """The receiver has blocks 0 … start - 1 by now; the sender was asked from block 2 on."""
-    sender, companions = Extras(both(), buffer_bytes), both()
-    buffers = sender.read("a", 2, 9)
-    assert len(buffers) == sender.num_buffers(2, 9) and max(map(len, buffers)) <= buffer_bytes
-    padded = [bytes(buffer).ljust(buffer_bytes, b"\0") for buffer in buffers]  # a buffer has one size
-    Extras(companions, buffer_bytes).write("b", start, 9, padded)
-    for one, indices in zip(companions, ([8], range(max(start, 6), 9)), strict=True):
-        one.check(indices)
-
-
 def test_what_comes_with_blocks_is_counted_for_all():
     companions = both()
-    assert bytes_behind(companions) == 7 + 3 * 5 and Extras(companions, 4).num_bytes == 7 + 5
+    assert bytes_behind(companions) == 7 + 3 * 5
     assert num_each(companions) == 3 and num_each(()) == 1
     companions[0].only_at_end = True
     assert num_each(companions) == 2, "a state comes with few blocks"
-    assert Extras(companions, 4).only_at_end and not Extras((), 4).only_at_end

@@ -6,6 +6,7 @@ from mini_engine.engine_config import EngineConfig
 from mini_engine.handover.extras import Extras
 from mini_engine.handover.opening import worker_config
 from mini_engine.windows.companion import WindowCompanion
+from tests.l12.items import both
 from tests.l15.cells import Cells
 from tests.l15.ledger import Windows, compute, serve
 
@@ -39,6 +40,26 @@ def test_of_the_windows_that_come_the_last_ones_are_used(num_there):
         for position in range(19, 24):  # what token 24 sees
             found = receiver.slots[row[position // SIZE], position % SIZE]
             assert found == (group, tuple(TEXT[: position + 1])), f"token {position}, group {group}"
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 3, 5, 100])
+@pytest.mark.parametrize("start", [2, 6, 7, 8])
+def test_items_of_several_companions_are_handed_over_in_buffers_of_any_size(buffer_bytes, start):
+    """The receiver has blocks 0 … start - 1 by now; the sender was asked from block 2 on."""
+    sender, companions = Extras(both(), buffer_bytes), both()
+    buffers = sender.read("a", 2, 9)
+    assert len(buffers) == sender.num_buffers(2, 9) and max(map(len, buffers)) <= buffer_bytes
+    padded = [bytes(buffer).ljust(buffer_bytes, b"\0") for buffer in buffers]  # a buffer has one size
+    Extras(companions, buffer_bytes).write("b", start, 9, padded)
+    for one, indices in zip(companions, ([8], range(max(start, 6), 9)), strict=True):
+        one.check(indices)
+
+
+def test_a_state_among_several_companions_decides_when_they_are_read():
+    companions = both()
+    assert Extras(companions, 4).num_bytes == 7 + 5 and not Extras(companions, 4).only_at_end
+    companions[0].only_at_end = True
+    assert Extras(companions, 4).only_at_end and not Extras((), 4).only_at_end
 
 
 @pytest.mark.parametrize(("ours", "workers"), [(None, None), (0, None), (5, 5)])
