@@ -82,7 +82,7 @@ def functions_for(model: Qwen3ForCausalLM, backend: str) -> native.Functions | N
     if backend == "torch":
         return None
     try:
-        return native.load(model.dtype)
+        return native.Functions(model.dtype)
     except UserError as why:
         if backend == "packed":
             raise

@@ -4,8 +4,6 @@ A latent and a rotary key are a row each. With a rotation, both parts of a query
 weighted sum of rotated latents, is rotated back; keys and values are expanded from vectors that were rotated back.
 """
 
-import ctypes
-import functools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,15 +15,17 @@ from torch import Tensor
 from mini_engine.attention.registry import best_kernel
 from mini_engine.errors import UserError
 from mini_engine.latents.contract import LatentKernel, LatentPagedAttention
-from mini_engine.latents.cpu import LATENT_HEADERS, call, open_library
+from mini_engine.latents.cpu import ATTENTION, LATENT_HEADERS, call
 from mini_engine.latents.kernels import IN_TORCH
-from mini_engine.native_build import find_or_build
-from mini_engine.quantized.cpu import SUFFIXES
+from mini_engine.native_build import Library
 from mini_engine.quantized.formats import FORMATS, INT8, RowFormat
 from mini_engine.values import shown
 
 HERE = Path(__file__).parent
-SOURCES = (HERE / "latent_rows_cpu.cpp", HERE / "int4_rows.h", *LATENT_HEADERS)
+LIBRARY = Library(
+    (HERE / "latent_rows_cpu.cpp", HERE / "int4_rows.h", *LATENT_HEADERS),
+    {f"latent_attention_{rows}": ATTENTION for rows in FORMATS},
+)
 
 
 def load_kernel(
@@ -97,26 +97,6 @@ def latent_attention(
     return call(function_for(rows, q.dtype), *tensors, scale)
 
 
-def name_of(rows: str, dtype: torch.dtype) -> str:
-    """Return the name of the compiled function for these rows and queries of this dtype."""
-    return f"latent_attention_{rows}_{SUFFIXES[dtype]}"
-
-
 def function_for(rows: str, dtype: torch.dtype) -> Callable[..., int]:
     """Return the compiled function for these rows and queries of this dtype; UserError if there is none."""
-    if dtype not in SUFFIXES:
-        raise UserError(f"the cpu kernel takes float32 and bfloat16, not {dtype}; ask for torch")
-    library = _library()
-    if isinstance(library, UserError):
-        raise UserError(str(library))
-    return getattr(library, name_of(rows, dtype))
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | UserError:
-    """Return the compiled kernel, or the error of its build: a process does not repeat a failed build."""
-    names = [name_of(rows, dtype) for rows in FORMATS for dtype in SUFFIXES]
-    try:
-        return find_or_build(SOURCES, lambda path: open_library(path, names))
-    except UserError as why:
-        return why
+    return LIBRARY.function(f"latent_attention_{rows}", dtype)

@@ -24,7 +24,7 @@ LENGTHS = (9, 1, 14)  # of the prompts of a step
 
 def has_compiler():
     try:
-        native.load(torch.float32)
+        native.Functions(torch.float32)
     except UserError:
         return False
     return True

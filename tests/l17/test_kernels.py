@@ -9,10 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_engine.attention.cpu import call, open_library
+from mini_engine.attention.cpu import call
 from mini_engine.attention.reference import gather
 from mini_engine.errors import UserError
-from mini_engine.native_build import find_or_build
 from mini_engine.quantized import cpu
 from mini_engine.quantized.formats import FORMATS, INT4, INT8
 from mini_engine.quantized.kernels import load_kernel
@@ -178,12 +177,12 @@ def test_in_cpp_a_tokens_bits_do_not_depend_on_batch_blocks_or_chunks(name, dtyp
 def test_in_cpp_other_processors_instructions_give_what_float64_gives(rows, dtype, flags):
     if flags and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip(f"NOT CHECKED: {flags}; this processor is of another kind")
-    name = cpu.name_of(rows.name, dtype)
-    library = find_or_build(cpu.SOURCES[rows.name], lambda path: open_library(path, [name]), (flags.split(),))
+    library = replace(cpu.LIBRARIES[rows.name], flag_sets=(flags.split(),))
+    function = library.function(f"paged_attention_{rows.name}", dtype)
     for shape in SHAPES:
         case = case_of(rows.name, MIXED, dtype=dtype, **SHAPES[shape])
         q, *rest = inputs_of(case)
-        out = rows.rotate(call(getattr(library, name), rows.rotate(q), *rest))
+        out = rows.rotate(call(function, rows.rotate(q), *rest))
         check(out, case, f"{flags}, {shape}")
 
 

@@ -12,10 +12,9 @@ from mini_engine.attention.reference import gather
 from mini_engine.errors import UserError
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.latents import reading, store
-from mini_engine.latents.cpu import call, open_library
+from mini_engine.latents.cpu import call
 from mini_engine.latents.kernels import load_kernel as load_plain
 from mini_engine.latents.reading import expanded_attention
-from mini_engine.native_build import find_or_build
 from mini_engine.quantized import latents as row_latents
 from mini_engine.quantized.formats import FORMATS, INT4, INT8
 from mini_engine.quantized.latents import load_kernel
@@ -154,12 +153,12 @@ def test_batch_and_threads_change_no_bit(kernel, dtype):
 def test_in_cpp_other_processors_instructions_give_what_dense_attention_gives(rows, flags, dtype):
     if flags and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip(f"NOT CHECKED: {flags}; this processor is of another kind")
-    name = row_latents.name_of(rows.name, dtype)
-    library = find_or_build(row_latents.SOURCES, lambda path: open_library(path, [name]), (flags.split(),))
+    library = replace(row_latents.LIBRARY, flag_sets=(flags.split(),))
+    function = library.function(f"latent_attention_{rows.name}", dtype)
     for shape in SHAPES:
         case = of_rows(rows.name, latent_case([*MIXED, (1, 600)], dtype=dtype, **SHAPES[shape]))
         q, q_rope, *rest = case.inputs
-        out = rows.rotate(call(getattr(library, name), rows.rotate(q), rows.rotate(q_rope), *rest))
+        out = rows.rotate(call(function, rows.rotate(q), rows.rotate(q_rope), *rest))
         assert case.error_of(out) < ROUNDED[dtype], f"{flags}, {shape}"
 
 
