@@ -15,6 +15,7 @@ from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, add_all, answers, lost_blocks, run_several
 from scripts.smoke.steps import steps_of
 
+from mini_engine.attention.registry import load_kernel
 from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import SchedulerConfig
@@ -27,7 +28,6 @@ from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.latents import reading, store
 from mini_engine.latents.device import latent_device_kv
-from mini_engine.latents.kernels import load_kernel
 from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.store import BlockStore
 
@@ -127,7 +127,7 @@ def on_device(model, prompts, args) -> Outcome:
     page, config = args.block_size, model.config
     pages = blocks_for(prompts, args)
     size = sum(pages) * page
-    kernel = load_kernel("torch", args.device, model.dtype)
+    kernel = load_kernel("torch", args.device, model.dtype, latents=True)
     pool = KvPool.for_model(config, size, page_size=page, kernel=kernel, dtype=model.dtype, device=args.device)
     table = ReqToTokenPool(len(prompts), max(pages) * page, args.device)
     allocator = TokenToKVPoolAllocator(size, page, device=args.device)

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import EVERY_KEY, PagedAttention
-from mini_engine.errors import UserError
+from mini_engine.attention.contract import EVERY_KEY
 from mini_engine.native_build import Library, Signature
 
 HEADERS = tuple(
@@ -35,18 +34,6 @@ LIBRARY = Library(
     (Path(__file__).with_name("paged_cpu.cpp"), *HEADERS),
     {"paged_attention": ATTENTION, "paged_attention_scalar": ATTENTION, "paged_attention_spared": SPARED},
 )
-
-
-def load(device: torch.device, dtype: torch.dtype) -> PagedAttention:
-    """Return the C++ kernel for tensors of this dtype, built first if necessary.
-
-    Raises:
-        UserError: the device is not a CPU, the dtype is not supported, or the kernel cannot be built here.
-    """
-    if device.type != "cpu":
-        raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for triton or torch")
-    LIBRARY.function("paged_attention", dtype)
-    return paged_attention
 
 
 def paged_attention(
@@ -90,7 +77,7 @@ def call(
     scale: float,
     window: int = EVERY_KEY,
 ) -> Tensor:
-    """Call a compiled PagedAttention that takes q's dtype and this cache; ValueError if a table names no block.
+    """Call a compiled kernel that takes q's dtype and this cache; ValueError if a table names no block.
 
     Each query sees `window` keys, its own included; blocks that no query sees are not read, nor are their table
     entries.

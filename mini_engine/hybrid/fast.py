@@ -99,8 +99,8 @@ class PackedDeltaNet(nn.Module):
         self.gates = Gates(eps=delta.norm.eps, **{name: tensor.data_ptr() for name, tensor in pointers.items()})
         self.struct = half_of(self.norm, first=self.net.project, last=self.net.out)
 
-    def forward(self, x: Tensor, kv: HybridStore, meta: Any) -> Tensor:
-        if isinstance(kv, HybridKv) and kv.native_step and meta.single_rows is None:
+    def forward(self, x: Tensor, kv: HybridKv, meta: Any) -> Tensor:
+        if kv.native_step and meta.single_rows is None:
             states = kv.states.get_layer_state(self.net.index)
             slots = meta.single_slots.contiguous()
             return kv.native_step.delta_net(x, self.struct, self.gates, states, self.net.conv_weight, slots)
@@ -135,7 +135,7 @@ class PackedHybridLayer(nn.Module):
             self.delta_net = PackedDeltaNet(layer, pack, heads)
         self.feed_forward = PackedFeedForward(layer, pack, step)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridStore, meta: Any) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridKv, meta: Any) -> Tensor:
         if self.attends:
             x = x + self.self_attn(self.input_layernorm(x), cos, sin, kv, meta)
         else:

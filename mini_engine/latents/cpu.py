@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.cpu import HEADERS
-from mini_engine.errors import UserError
-from mini_engine.latents.contract import LatentPagedAttention
 from mini_engine.native_build import Library, Signature
 
 LATENT_HEADERS = (
@@ -33,18 +31,6 @@ class LatentSizes(ctypes.Structure):
 
 ATTENTION = Signature((*[ctypes.c_void_p] * 8, ctypes.POINTER(LatentSizes), ctypes.c_float, ctypes.c_int))
 LIBRARY = Library((Path(__file__).with_name("latent_cpu.cpp"), *LATENT_HEADERS), {"latent_attention": ATTENTION})
-
-
-def load(device: torch.device, dtype: torch.dtype) -> LatentPagedAttention:
-    """Return the C++ kernel for queries of this dtype, built first if necessary.
-
-    Raises:
-        UserError: the device is not a CPU, the dtype is not supported, or the kernel cannot be built here.
-    """
-    if device.type != "cpu":
-        raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for torch")
-    LIBRARY.function("latent_attention", dtype)
-    return latent_attention
 
 
 def latent_attention(

@@ -1,8 +1,8 @@
 """Lesson 16. Makes the pool of an engine for latents. Only its shapes and its kernel differ."""
 
+from mini_engine.attention.registry import load_kernel
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.pool_maker import PoolMaker
-from mini_engine.latents.kernels import load_kernel
 
 
 class LatentPoolMaker(PoolMaker):
@@ -10,5 +10,5 @@ class LatentPoolMaker(PoolMaker):
 
     def make(self, num_blocks: int, block_size: int, kernel: str) -> KvPool:
         """Return a pool of this size, read by the kernel with this name; UserError if that is impossible."""
-        attend = load_kernel(kernel, self.device, self.dtype)
+        attend = load_kernel(kernel, self.device, self.dtype, latents=True)
         return KvPool(self.config, num_blocks, block_size, attend, self.dtype, self.device)

@@ -119,8 +119,8 @@ class FusedModel(nn.Module):
     def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
         """Run embedded tokens x `[T, hidden_size]`, which is overwritten; return the normed `rows`, or all."""
         cos, sin = self.rope(meta.positions, x.dtype)
-        is_direct = getattr(kv, "direct", False)
-        caches = cast(DirectStore, kv).layer_caches(meta) if is_direct else [None] * len(self.layers)
+        store = cast(DirectStore, kv)
+        caches = store.layer_caches(meta) if store.direct else [None] * len(self.layers)
         delta = None
         for layer, cache in zip(self.layers, caches, strict=True):
             delta = layer(x, delta, cos, sin, kv, meta, cache)

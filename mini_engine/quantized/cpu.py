@@ -3,16 +3,14 @@
 int8_cpu.cpp and int4_cpu.cpp have a function for each dtype of the queries; each file is compiled on first use.
 """
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import EVERY_KEY, PagedAttention
+from mini_engine.attention.contract import EVERY_KEY
 from mini_engine.attention.cpu import ATTENTION, HEADERS, call
-from mini_engine.errors import UserError
 from mini_engine.native_build import Library
 
 HERE = Path(__file__).parent
@@ -20,18 +18,6 @@ LIBRARIES = {
     "int8": Library((HERE / "int8_cpu.cpp", *HEADERS), {"paged_attention_int8": ATTENTION}),
     "int4": Library((HERE / "int4_cpu.cpp", HERE / "int4_rows.h", *HEADERS), {"paged_attention_int4": ATTENTION}),
 }
-
-
-def load(device: torch.device, dtype: torch.dtype, rows: str) -> PagedAttention:
-    """Return the C++ kernel for queries of this dtype over rows of the named format, built first if necessary.
-
-    Raises:
-        UserError: the device is not a CPU, the dtype is not supported, or the kernel cannot be built here.
-    """
-    if device.type != "cpu":
-        raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for triton or torch")
-    function_for(rows, dtype)
-    return functools.partial(paged_attention, rows=rows)
 
 
 def paged_attention(

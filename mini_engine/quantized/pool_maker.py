@@ -4,9 +4,9 @@ from typing import Self
 
 import torch
 
+from mini_engine.attention.registry import load_kernel
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.kv.pool_maker import PoolMaker
-from mini_engine.quantized import kernels, latents
 from mini_engine.quantized.formats import RowFormat
 from mini_engine.quantized.pool import RowKvPool, bytes_per_token
 
@@ -29,8 +29,7 @@ class RowPoolMaker(PoolMaker):
 
     def make(self, num_blocks: int, block_size: int, kernel: str) -> RowKvPool:
         """Return a pool of rows. Kernels have the names of lessons 3 and 16; UserError if there is no such kernel."""
-        load = latents.load_kernel if self.config.has_latents else kernels.load_kernel
-        attend = load(kernel, self.device, self.dtype, self.rows)
+        attend = load_kernel(kernel, self.device, self.dtype, self.rows.name, latents=self.config.has_latents)
         return RowKvPool(self.rows, self.config, num_blocks, block_size, attend, self.device)
 
     def on(self, device: torch.device) -> Self:

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mini_engine.attention.contract import Kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from mini_engine.latents import cpu
-from mini_engine.latents.contract import LatentKernel
-from mini_engine.latents.kernels import load_kernel
 from tests.l3.kernel_cases import NAN, int32
 from tests.l16.latent_cases import ROUNDED, TOLERANCE, LatentCase, changed_key, latent_case
 from tests.support import OneOf
@@ -24,10 +24,10 @@ EACH_KERNEL = pytest.mark.parametrize("kernel", PLAIN)
 NIGHTLY = pytest.mark.nightly
 
 
-def load(name: str, dtype: torch.dtype) -> LatentKernel:
+def load(name: str, dtype: torch.dtype) -> Kernel:
     """Return the kernel that `name` names."""
     try:
-        return load_kernel(name, "cpu", dtype)
+        return load_kernel(name, "cpu", dtype, latents=True)
     except UserError as why:
         pytest.skip(f"NOT CHECKED: the {name} kernel; {why}")
 
@@ -333,13 +333,13 @@ def test_a_refused_table_leaves_the_answer_unwritten():
 
 
 def test_kernels_are_chosen_by_lesson_3s_names():
-    assert load_kernel("auto").name == OneOf("latents cpu", "latents torch")
+    assert load_kernel("auto", latents=True).name == OneOf("latents cpu", "latents torch")
     with pytest.raises(UserError, match="'triton' reads latents; choose one of auto, reference, blockwise, torch, cpu"):
-        load_kernel("triton")
+        load_kernel("triton", latents=True)
     with pytest.raises(UserError, match=r"float32 and bfloat16, not torch\.float16"):
-        load_kernel("cpu", "cpu", torch.float16)
+        load_kernel("cpu", "cpu", torch.float16, latents=True)
     with pytest.raises(UserError, match="runs on the CPU, not on meta"):
-        load_kernel("cpu", "meta")
+        load_kernel("cpu", "meta", latents=True)
 
 
 @DTYPES

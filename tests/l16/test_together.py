@@ -10,6 +10,7 @@ import torch
 
 from mini_engine import LLM, SamplingParams
 from mini_engine.__main__ import main
+from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
 from mini_engine.gpu.graphs import no_graph
@@ -18,7 +19,6 @@ from mini_engine.gpu.loop import generate_on_device
 from mini_engine.gpu.req_to_token import ReqToTokenPool
 from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.latents.device import latent_device_kv
-from mini_engine.latents.kernels import load_kernel
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.speculation.options import Speculation
 from mini_engine.speculation.speculator import Speculator
@@ -153,7 +153,7 @@ def test_padded_steps(kernel):
 
 def test_lesson_10s_loop_with_its_own_pool():
     config, page, size = model().config, 4, 304
-    pool = KvPool.for_model(config, size, page_size=page, kernel=load_kernel("torch"))
+    pool = KvPool.for_model(config, size, page_size=page, kernel=load_kernel("torch", latents=True))
     for layer in (*pool.K, *pool.V):
         layer.fill_(float("nan"))
     table, allocator = ReqToTokenPool(len(PROMPTS), 144), TokenToKVPoolAllocator(size, page)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from mini_engine.attention.cpu import call
 from mini_engine.attention.reference import gather
+from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from mini_engine.quantized import cpu
 from mini_engine.quantized.formats import FORMATS, INT4, INT8
-from mini_engine.quantized.kernels import load_kernel
 from tests.l3.kernel_cases import int32, make_case, relative_error
 from tests.l3.pickled import Worker
 from tests.support import OneOf, refused
@@ -89,7 +89,7 @@ def attend(kernel, request):
 def run(kernel, case):
     rows, _, name = kernel.partition(" ")
     try:
-        loaded = load_kernel(name, "cpu", case.q.dtype, FORMATS[rows])
+        loaded = load_kernel(name, "cpu", case.q.dtype, rows)
     except UserError as why:
         pytest.skip(f"NOT CHECKED: the {kernel} kernel; {why}")
     return loaded(*inputs_of(case))
@@ -209,7 +209,7 @@ def test_inputs_that_cannot_be_right_are_refused_in_one_sentence(what):
     good = case_of("int8", [(1, 6), (2, 3)], padded_rows=0)
     case = replace(good, **REFUSED[what](good))
     with pytest.raises(ValueError) as caught:
-        load_kernel("reference")(*inputs_of(case))
+        load_kernel("reference", rows="int8")(*inputs_of(case))
     assert "\n" not in str(caught.value)
 
 
@@ -222,12 +222,12 @@ def test_a_block_that_does_not_exist_is_refused(name):
 
 
 def test_kernels_are_chosen_by_lesson_3s_names():
-    assert load_kernel("auto").name == OneOf("int8 cpu", "int8 torch")
-    assert load_kernel("auto", rows=INT4).name == OneOf("int4 cpu", "int4 torch")
+    assert load_kernel("auto", rows="int8").name == OneOf("int8 cpu", "int8 torch")
+    assert load_kernel("auto", rows="int4").name == OneOf("int4 cpu", "int4 torch")
     with pytest.raises(UserError) as caught:
-        load_kernel("cuda")
+        load_kernel("cuda", rows="int8")
     assert "cuda" in str(caught.value) and "reference" in str(caught.value)
     with refused(UserError, "'blockwise' int8 auto reference torch cpu"):
-        load_kernel("blockwise")
+        load_kernel("blockwise", rows="int8")
     with pytest.raises(UserError):
-        load_kernel("cpu", "cpu", torch.float16)
+        load_kernel("cpu", "cpu", torch.float16, "int8")
