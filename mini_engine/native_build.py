@@ -7,6 +7,7 @@ these libraries.
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -14,8 +15,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -26,28 +29,85 @@ BASE_FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-Wno-psabi")
 FLAG_SETS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
 
 
-def find_or_build(
-    sources: Sequence[Path],
-    open_library: Callable[[Path], ctypes.CDLL],
-    flag_sets: Sequence[Sequence[str]] = FLAG_SETS,
-) -> ctypes.CDLL:
-    """Return the compiled library, from the cache or built into it.
+SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}  # of the functions' names
 
-    Args:
-        sources: the file to compile, followed by the files it includes.
-        open_library: loads the library and declares its functions; OSError if the file is missing or damaged.
-        flag_sets: compiler flags, tried in this order until a build works.
+
+class Signature(NamedTuple):
+    """A C function's types, as ctypes takes them. arguments: of its parameters. result: None for void."""
+
+    arguments: Sequence[Any]
+    result: Any = ctypes.c_int
+
+
+@dataclass(frozen=True, eq=False)
+class Library:
+    """The functions of a C++ source, which is compiled when the first one is asked for.
+
+    sources: the file to compile, followed by the files it includes.
+    functions: each function's signature by its name. `name_f32` and `name_bf16` are the names in C++, or `name` alone.
+    caller, instead: what takes float32 and bfloat16 only, and what to use for other dtypes; for error messages.
+    flag_sets: compiler flags, tried in this order until a build works.
+    """
+
+    sources: Sequence[Path]
+    functions: Mapping[str, Signature]
+    caller: str = "the cpu kernel"
+    instead: str = "ask for torch"
+    flag_sets: Sequence[Sequence[str]] = FLAG_SETS
+
+    def function(self, name: str, dtype: torch.dtype | None = None) -> Callable[..., Any]:
+        """Return the function with this name for data of this dtype, or the one for any data.
+
+        Raises:
+            UserError: the dtype is not supported, or the library cannot be built here.
+        """
+        known = self._known.get((name, dtype))
+        return known or self._known.setdefault((name, dtype), self._declare(name, dtype))
+
+    def address(self, name: str, dtype: torch.dtype) -> ctypes.c_void_p:
+        """Return the address of a function's machine code, for C++ that calls it; UserError as `function`."""
+        return ctypes.cast(cast(Any, self.function(name, dtype)), ctypes.c_void_p)
+
+    def load(self) -> ctypes.CDLL:
+        """Return the library, built first if necessary; UserError if it cannot be built here."""
+        if isinstance(self._built, UserError):
+            raise UserError(str(self._built))
+        return self._built
+
+    @functools.cached_property
+    def _known(self) -> dict[tuple[str, torch.dtype | None], Callable[..., Any]]:
+        """The functions that have been asked for."""
+        return {}
+
+    def _declare(self, name: str, dtype: torch.dtype | None) -> Callable[..., Any]:
+        if dtype is not None and dtype not in SUFFIXES:
+            raise UserError(f"{self.caller} takes float32 and bfloat16, not {dtype}; {self.instead}")
+        function = getattr(self.load(), name if dtype is None else f"{name}_{SUFFIXES[dtype]}")
+        function.argtypes, function.restype = self.functions[name]
+        return function
+
+    @functools.cached_property
+    def _built(self) -> ctypes.CDLL | UserError:
+        """The compiled library, or the error of its build: a process does not repeat a failed build."""
+        try:
+            return find_or_build(self.sources, self.flag_sets)
+        except UserError as why:
+            return why
+
+
+def find_or_build(sources: Sequence[Path], flag_sets: Sequence[Sequence[str]] = FLAG_SETS) -> ctypes.CDLL:
+    """Return a library from the cache, or build it into the cache. Arguments are those of `Library`.
 
     Raises:
         UserError: there is no compiler, or it fails with every set of flags.
     """
     kept = cache_dir() / library_name(sources, flag_sets)
     with contextlib.suppress(OSError):  # never built, or damaged
-        return open_library(kept)
+        return ctypes.CDLL(str(kept))
     compiler = find_compiler()
     sys.stderr.write(f"{sources[0].parent.name}: compiling {sources[0].name}, once; this takes a few seconds\n")
     with _build_dir() as (folder, keep):
-        library = _compile(compiler, sources[0], folder / kept.name, open_library, flag_sets)
+        library = _compile(compiler, sources[0], folder / kept.name, flag_sets)
         if keep:
             (folder / kept.name).replace(kept)  # atomic: another process sees a whole library or none
         return library
@@ -85,13 +145,7 @@ def library_name(sources: Sequence[Path], flag_sets: Sequence[Sequence[str]] = F
     return f"{sources[0].stem}-{digest.hexdigest()[:16]}.so"
 
 
-def _compile(
-    compiler: str,
-    source: Path,
-    target: Path,
-    open_library: Callable[[Path], ctypes.CDLL],
-    flag_sets: Sequence[Sequence[str]],
-) -> ctypes.CDLL:
+def _compile(compiler: str, source: Path, target: Path, flag_sets: Sequence[Sequence[str]]) -> ctypes.CDLL:
     """Build with the first set of flags that yields a loadable library."""
     complaint = "no flags to try"
     for flags in flag_sets:
@@ -102,7 +156,7 @@ def _compile(
             complaint = next((line for line in said if "error" in line), said[0]).strip()
             continue
         try:
-            return open_library(target)
+            return ctypes.CDLL(str(target))
         except OSError as error:  # it builds, but a library that it links to is missing
             complaint = str(error)
     raise UserError(f"{source.name} cannot be built with {compiler} ({complaint})")

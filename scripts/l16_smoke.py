@@ -19,6 +19,7 @@ from lessons.l10_device.loop import DeviceKv, generate_on_device
 from lessons.l10_device.req_to_token import ReqToTokenPool
 from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
 from lessons.l10_device.slot_pool import SlotPool
+from mini_engine.attention.registry import load_kernel
 from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
@@ -27,7 +28,6 @@ from mini_engine.gpu.graphs import no_graph
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.latents import reading, store
-from mini_engine.latents.kernels import load_kernel
 from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.store import BlockStore
 
@@ -127,7 +127,7 @@ def on_device(model, prompts, args) -> Outcome:
     page, config = args.block_size, model.config
     pages = blocks_for(prompts, args)
     size = sum(pages) * page
-    kernel = load_kernel("torch", args.device, model.dtype)
+    kernel = load_kernel("torch", args.device, model.dtype, latents=True)
     blocks = KvPool(config, 1 + sum(pages), page, kernel, model.dtype, args.device)
     table = ReqToTokenPool(len(prompts), max(pages) * page, args.device)
     allocator = TokenToKVPoolAllocator(size, page, device=args.device)

@@ -16,7 +16,7 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.layers import native, speed_up
-from mini_engine.native_build import find_compiler
+from mini_engine.native_build import SUFFIXES, find_compiler
 
 REFERENCE = "reference"
 BACKENDS = ("torch", "packed")
@@ -41,9 +41,9 @@ def why_not(backend: str, model) -> str | None:
     if backend != "packed":
         return None
     try:
-        native.load(model.dtype)
+        native.Functions(model.dtype)
     except UserError as why:
-        if model.dtype in native.SUFFIXES and has_compiler():
+        if model.dtype in SUFFIXES and has_compiler():
             raise
         return str(why)
     return None

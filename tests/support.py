@@ -17,6 +17,7 @@ from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.weights import load_model
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.qwen3 import qwen3_model
+from mini_engine.native_build import Library
 
 # Each family varies one thing: query heads per key head, head_dim, tied or untied head, biases, odd sizes.
 FAMILIES = {
@@ -175,3 +176,10 @@ def oracle(q, k, v) -> torch.Tensor:
             weights = torch.softmax(k[:seen, g] @ q[i, h] * dim**-0.5, dim=0)
             out[i, h] = weights @ v[:seen, g]
     return out
+
+
+def forget_builds(*libraries: Library) -> None:
+    """Make this process one that has not asked for these compiled libraries yet."""
+    for library in libraries:
+        for name in ("_built", "_known"):
+            vars(library).pop(name, None)

@@ -22,9 +22,10 @@ Every kernel guarantees:
 The layout is vLLM's (Kwon et al., 2023); the packed queries with their running sum are FlashAttention's varlen form.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,40 +33,49 @@ from torch import Tensor
 EVERY_KEY = 2**31 - 1  # a window: the number of keys a query sees, its own included; this one hides none
 
 
-class PagedAttention(Protocol):
-    """A kernel's function: the contract above, for inputs that `check_inputs` has accepted."""
+class Wanted(NamedTuple):
+    """The kernel that `load_kernel` is asked for, by its parameters."""
 
-    def __call__(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        cu_seqlens_q: Tensor,
-        seq_lens_kv: Tensor,
-        block_table: Tensor,
-        scale: float,
-    ) -> Tensor: ...
+    name: str
+    device: torch.device
+    dtype: torch.dtype
+    rows: str | None = None
+    window: int = EVERY_KEY
+    latents: bool = False
+
+    @property
+    def title(self) -> str:
+        """The kernel's name, and what is special about its cache."""
+        return " ".join(filter(None, (self.rows, "latents" if self.latents else None, self.name)))
+
+    @property
+    def cache(self) -> str:
+        """What the cache holds, in words."""
+        holds = "latents" if self.latents else "keys and values"
+        return f"{'rows of ' if self.rows else ''}{holds}{'' if self.window == EVERY_KEY else ' in a window'}"
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel ready to run: calling it checks the inputs, then runs `paged_attention`. `name` is for reports."""
+    """A kernel ready to run: calling it checks the inputs, then runs `paged_attention`.
+
+    name: for reports.
+    recordable: it reads no length on the host, so that a device can replay a call.
+    reads_pool: it is C++ that reads a pool's tensors as they are, so that other C++ may call it without Python.
+    wanted: what `load_kernel` was asked for.
+    """
 
     name: str
-    paged_attention: PagedAttention
+    paged_attention: Callable[..., Tensor]
+    _: KW_ONLY
+    recordable: bool = False
+    reads_pool: bool = False
+    wanted: Wanted | None = None
 
-    def __call__(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        cu_seqlens_q: Tensor,
-        seq_lens_kv: Tensor,
-        block_table: Tensor,
-        scale: float,
-    ) -> Tensor:
-        check_inputs(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table)
-        return self.paged_attention(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
+    def __call__(self, *inputs: Any) -> Tensor:
+        """Return attention as the contract says; ValueError from `check_inputs` before anything runs."""
+        check_inputs(*inputs[:-1])
+        return self.paged_attention(*inputs)
 
 
 def check_inputs(

@@ -1,23 +1,18 @@
 """Lesson 3. The C++ kernel, `paged_cpu.cpp`, called by ctypes; it is compiled on first use."""
 
 import ctypes
-import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import EVERY_KEY, PagedAttention
-from mini_engine.errors import UserError
-from mini_engine.native_build import find_or_build
+from mini_engine.attention.contract import EVERY_KEY
+from mini_engine.native_build import Library, Signature
 
 HEADERS = tuple(
     Path(__file__).with_name(name) for name in ("paged_cpu.h", "runs.h", "scalar.h", "tasks.h", "tile.h", "vectors.h")
 )
-SOURCES = (Path(__file__).with_name("paged_cpu.cpp"), *HEADERS)
-FUNCTIONS = {torch.float32: "paged_attention_f32", torch.bfloat16: "paged_attention_bf16"}
-SCALAR_FUNCTIONS = {torch.float32: "paged_attention_scalar_f32", torch.bfloat16: "paged_attention_scalar_bf16"}
 
 
 class AttentionSizes(ctypes.Structure):
@@ -33,28 +28,12 @@ class AttentionSizes(ctypes.Structure):
     )
 
 
-ARGUMENTS = (*[ctypes.c_void_p] * 7, ctypes.POINTER(AttentionSizes), ctypes.c_float, ctypes.c_int)
-
-
-def load(device: torch.device, dtype: torch.dtype) -> PagedAttention:
-    """Return the C++ kernel for tensors of this dtype, built first if necessary.
-
-    Raises:
-        UserError: the device is not a CPU, the dtype is not supported, or the kernel cannot be built here.
-    """
-    if device.type != "cpu":
-        raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for triton or torch")
-    _library_for(dtype)
-    return paged_attention
-
-
-def kernel_address(dtype: torch.dtype) -> ctypes.c_void_p:
-    """Return the address of the kernel's machine code, for C++ that calls it directly.
-
-    Raises:
-        UserError: the dtype is not supported, or the kernel cannot be built here.
-    """
-    return ctypes.cast(getattr(_library_for(dtype), FUNCTIONS[dtype]), ctypes.c_void_p)
+ATTENTION = Signature((*[ctypes.c_void_p] * 7, ctypes.POINTER(AttentionSizes), ctypes.c_float, ctypes.c_int))
+SPARED = Signature((*[ctypes.c_void_p] * 3, ctypes.POINTER(AttentionSizes)), ctypes.c_int64)
+LIBRARY = Library(
+    (Path(__file__).with_name("paged_cpu.cpp"), *HEADERS),
+    {"paged_attention": ATTENTION, "paged_attention_scalar": ATTENTION, "paged_attention_spared": SPARED},
+)
 
 
 def paged_attention(
@@ -68,7 +47,7 @@ def paged_attention(
     window: int = EVERY_KEY,
 ) -> Tensor:
     """Implement the contract. q's dtype selects the function: float32's would read past the end of bfloat16 data."""
-    function = getattr(_library_for(q.dtype), FUNCTIONS[q.dtype])
+    function = LIBRARY.function("paged_attention", q.dtype)
     return call(function, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale, window)
 
 
@@ -83,7 +62,7 @@ def scalar_attention(
     window: int = EVERY_KEY,
 ) -> Tensor:
     """Implement the contract with `scalar.h`'s plain loops on one thread: a baseline to read, test and measure."""
-    function = getattr(_library_for(q.dtype), SCALAR_FUNCTIONS[q.dtype])
+    function = LIBRARY.function("paged_attention_scalar", q.dtype)
     return call(function, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale, window)
 
 
@@ -98,7 +77,7 @@ def call(
     scale: float,
     window: int = EVERY_KEY,
 ) -> Tensor:
-    """Call a compiled PagedAttention that takes q's dtype and this cache; ValueError if a table names no block.
+    """Call a compiled kernel that takes q's dtype and this cache; ValueError if a table names no block.
 
     Each query sees `window` keys, its own included; blocks that no query sees are not read, nor are their table
     entries.
@@ -119,12 +98,8 @@ def spared_keys(
     q: Tensor, k_cache: Tensor, starts: Tensor, kv_lens: Tensor, table: Tensor, window: int = EVERY_KEY
 ) -> int:
     """Return the number of key reads that a call with these int32 tables saves because its decodes share blocks."""
-    library = _library_for(q.dtype)
-    library.paged_attention_spared.restype = ctypes.c_int64
-    sizes = sizes_of(q, q, k_cache, table, window)
-    return library.paged_attention_spared(
-        *(ctypes.c_void_p(x.data_ptr()) for x in (starts, kv_lens, table)), ctypes.byref(sizes)
-    )
+    tables = [x.data_ptr() for x in (starts, kv_lens, table)]
+    return LIBRARY.function("paged_attention_spared")(*tables, sizes_of(q, q, k_cache, table, window))
 
 
 def sizes_of(q: Tensor, out: Tensor, k_cache: Tensor, block_table: Tensor, window: int = EVERY_KEY) -> AttentionSizes:
@@ -145,34 +120,3 @@ def sizes_of(q: Tensor, out: Tensor, k_cache: Tensor, block_table: Tensor, windo
         out_stride=out.stride(0),
         window=window,
     )
-
-
-def _library_for(dtype: torch.dtype) -> ctypes.CDLL:
-    """Return the compiled kernel, after checking that it has a function for this dtype; UserError if not."""
-    if dtype not in FUNCTIONS:
-        raise UserError(f"the cpu kernel takes float32 and bfloat16, not {dtype}; ask for torch")
-    library = _library()
-    if isinstance(library, UserError):
-        raise UserError(str(library))
-    return library
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | UserError:
-    """Return the compiled kernel, or the error of its build: a process does not repeat a failed build."""
-    try:
-        return find_or_build(SOURCES, _open)
-    except UserError as why:
-        return why
-
-
-def _open(path: Path) -> ctypes.CDLL:
-    return open_library(path, (*FUNCTIONS.values(), *SCALAR_FUNCTIONS.values()))
-
-
-def open_library(path: Path, names: Iterable[str]) -> ctypes.CDLL:
-    """Load a compiled library and declare the PagedAttention functions with these names."""
-    library = ctypes.CDLL(str(path))
-    for name in names:
-        getattr(library, name).argtypes = ARGUMENTS
-    return library

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from mini_engine.attention.contract import EVERY_KEY, PagedAttention
+from mini_engine.attention.contract import EVERY_KEY
 from mini_engine.attention.triton_launch import MAX_SPLITS, MIN_SPLIT, LaunchConfig, launch_config
 from mini_engine.errors import UserError
 
@@ -24,17 +24,12 @@ LEAST, MOST, EVERY = tl.constexpr(MIN_SPLIT), tl.constexpr(MAX_SPLITS), tl.const
 DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
-def load(device: torch.device, dtype: torch.dtype) -> PagedAttention:
-    """Return the Triton kernel for tensors of this dtype on this device.
-
-    Raises:
-        UserError: the device is not a GPU (nor Triton's interpreter, which tests use), or the dtype is not supported.
-    """
+def check_support(device: torch.device, dtype: torch.dtype) -> None:
+    """Raise UserError unless the device is a GPU (or Triton's interpreter, which tests use) and the dtype supported."""
     if device.type != "cuda" and not knobs.runtime.interpret:
         raise UserError(f"the triton kernel needs a GPU, not {device}; TRITON_INTERPRET=1 runs it slowly on a CPU")
     if dtype not in DTYPES:
         raise UserError(f"the triton kernel takes float16, bfloat16 and float32, not {dtype}; ask for torch")
-    return paged_attention
 
 
 def paged_attention(

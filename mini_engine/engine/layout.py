@@ -72,16 +72,12 @@ def pool_maker(model: Any, config: EngineConfig) -> PoolMaker:
     """Return the maker of the pool for K and V, or latents, in this KV dtype."""
     shape, place = kv_shape(model.config), (model.dtype, model.device)
     has_latents = has(Latent, model.config.layers)
-    if config.kv_dtype != "auto":
-        from mini_engine.quantized.formats import FORMATS
-        from mini_engine.quantized.pool_maker import RowPoolMaker
+    if config.kv_dtype == "auto":
+        return PoolMaker(shape, *place, latents=has_latents)
+    from mini_engine.quantized.formats import FORMATS
+    from mini_engine.quantized.pool_maker import RowPoolMaker
 
-        return RowPoolMaker(shape, *place, FORMATS[config.kv_dtype], has_latents)
-    if has_latents:
-        from mini_engine.latents.pool_maker import LatentPoolMaker
-
-        return LatentPoolMaker(shape, *place)
-    return PoolMaker(shape, *place)
+    return RowPoolMaker(shape, *place, FORMATS[config.kv_dtype], latents=has_latents)
 
 
 def kv_shape(config: Any) -> KvShape:

@@ -34,7 +34,6 @@ from mini_engine.gpu.staging import Staging, Table, block_of, uploaded
 from mini_engine.kv.block_tensor import ForwardMeta
 
 CPU = torch.device("cpu")
-RECORDABLE = ("triton", "int8 triton", "int4 triton")  # the other kernels read lengths on the host
 CAPTURE_STEP = 8  # between capture sizes from 8 on, so a step has at most 7 rows of padding
 
 Replay = Callable[[], None]
@@ -281,7 +280,7 @@ class GraphRunner:
 
 def can_record(pool: Any) -> bool:
     """Return True if steps over this pool can be recorded: a GPU, and a kernel that leaves lengths on the device."""
-    return pool.device.type == "cuda" and getattr(pool.kernel, "name", None) in RECORDABLE
+    return pool.device.type == "cuda" and pool.kernel.recordable
 
 
 def runner_for(eager: ModelRunner, max_rows: int, extras: Extras = NO_EXTRAS) -> Runner:

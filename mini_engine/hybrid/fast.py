@@ -100,8 +100,8 @@ class PackedDeltaNet(nn.Module):
         self.gates = Gates(eps=net.norm.eps, **{name: tensor.data_ptr() for name, tensor in pointers.items()})
         self.struct = half_of(norm, first=self.net.project, last=self.net.out)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridStore, meta: Any) -> Tensor:
-        if isinstance(kv, HybridKv) and kv.native_step and meta.single_rows is None:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridKv, meta: Any) -> Tensor:
+        if kv.native_step and meta.single_rows is None:
             states = kv.states.get_layer_state(self.net.index)
             slots = meta.single_slots.contiguous()
             return kv.native_step.delta_net(x, self.struct, self.gates, states, self.net.conv_weight, slots)
@@ -143,7 +143,7 @@ class PackedHybridLayer(nn.Module):
         self.mixer, self.feed_forward = half(mixer, norm, matrix), PackedFeedForward(layer, matrix, step)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridStore, meta: Any, rows: Tensor | None = None
+        self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridKv, meta: Any, rows: Tensor | None = None
     ) -> Tensor:
         x = self.mixer(x, cos, sin, kv, meta)
         return self.feed_forward(x if rows is None else x[rows])

@@ -1,18 +1,16 @@
 """Lesson 11. Python bindings of `hybrid_layers.cpp`: the step of delta nets, and halves of layers around it."""
 
 import ctypes
-import functools
 from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mini_engine.errors import UserError
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.layers.native import Matrix
 from mini_engine.layers.packed_step import alloc_padded
-from mini_engine.native_build import find_or_build
+from mini_engine.native_build import Library, Signature
 
 HERE = Path(__file__).parent
 SOURCES = (
@@ -20,7 +18,6 @@ SOURCES = (
     *(HERE.parent / "layers" / name for name in ("fused.h", "linear.h")),
     HERE.parent / "attention" / "vectors.h",
 )
-SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class StepSizes(ctypes.Structure):
@@ -59,11 +56,12 @@ class Half(ctypes.Structure):
 
 
 POINTERS = [c_void_p] * 9
-ARGUMENTS = {
-    "gdn_step": (POINTER(StepSizes), *POINTERS, c_int),
-    "delta_net": (POINTER(Half), POINTER(StepSizes), *POINTERS[:4], POINTER(Gates), c_int),
-    "feed_forward": (POINTER(Half), c_int),
+FUNCTIONS = {
+    "gdn_step": Signature((POINTER(StepSizes), *POINTERS, c_int), None),
+    "delta_net": Signature((POINTER(Half), POINTER(StepSizes), *POINTERS[:4], POINTER(Gates), c_int), None),
+    "feed_forward": Signature((POINTER(Half), c_int), None),
 }
+LIBRARY = Library(SOURCES, FUNCTIONS, "the C++ step", "use the torch backend")
 
 
 class NativeStep:
@@ -74,13 +72,8 @@ class NativeStep:
     """
 
     def __init__(self, config: HybridConfig, dtype: torch.dtype) -> None:
-        if dtype not in SUFFIXES:
-            raise UserError(f"the C++ step takes float32 and bfloat16, not {dtype}; use the torch backend")
-        library = _library()
-        if isinstance(library, UserError):
-            raise UserError(str(library))
         self.dtype = dtype
-        self.functions = {name: getattr(library, f"{name}_{SUFFIXES[dtype]}") for name in ARGUMENTS}
+        self.functions = {name: LIBRARY.function(name, dtype) for name in FUNCTIONS}
         self.sizes = dict(
             key_heads=config.linear_num_key_heads,
             value_heads=config.linear_num_value_heads,
@@ -164,21 +157,3 @@ class NativeStep:
         """Raise ValueError unless the rows have this shape and the model's dtype, and each is contiguous."""
         if list(rows.shape) != shape or rows.dtype != self.dtype or rows.stride(1) != 1:
             raise ValueError(f"the rows are {rows.dtype} {list(rows.shape)}; they must be {self.dtype} {shape}")
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | UserError:
-    """Return the library, or the error of its build: a process does not repeat a failed build."""
-    try:
-        return find_or_build(SOURCES, _open)
-    except UserError as why:
-        return why
-
-
-def _open(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
-    for name, arguments in ARGUMENTS.items():
-        for suffix in SUFFIXES.values():
-            function = getattr(library, f"{name}_{suffix}")
-            function.argtypes, function.restype = arguments, None
-    return library

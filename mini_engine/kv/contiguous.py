@@ -27,6 +27,8 @@ class ForwardMeta:
 class ContiguousKv:
     """K and V of one sequence, `[max_seq_len, H_kv, D]` for each layer; row = position."""
 
+    direct = False  # layers ask it to write and to attend
+
     def __init__(
         self,
         config: Qwen3Config,

@@ -24,6 +24,7 @@ class NoCache:
     """The store that keeps nothing between steps: attention reads the K and V of the same step."""
 
     bytes = 0
+    direct = False  # layers ask it to write and to attend
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """Hold this layer's k and v `[T, H_kv, D]` for the call of `attend` that follows."""

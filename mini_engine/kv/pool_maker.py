@@ -3,7 +3,7 @@
 import math
 from copy import copy
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -30,10 +30,11 @@ class PoolMaker:
 
     Args:
         config: the shape of the pool. dtype, device: the model's.
+        cache: further arguments of `load_kernel`, if the pool holds something else than K and V.
     """
 
-    def __init__(self, config: PoolShape, dtype: torch.dtype, device: torch.device) -> None:
-        self.config, self.dtype, self.device = config, dtype, device
+    def __init__(self, config: PoolShape, dtype: torch.dtype, device: torch.device, **cache: Any) -> None:
+        self.config, self.dtype, self.device, self.cache = config, dtype, device, cache
 
     @property
     def bytes_per_token(self) -> int:
@@ -42,7 +43,7 @@ class PoolMaker:
 
     def make(self, num_blocks: int, block_size: int, kernel: str) -> KvPool:
         """Return a pool of this size, read by the kernel with this name; UserError if that is impossible."""
-        attend = load_kernel(kernel, self.device, self.dtype)
+        attend = load_kernel(kernel, self.device, self.dtype, **self.cache)
         return KvPool(self.config, num_blocks, block_size, attend, self.dtype, self.device)
 
     def on(self, device: torch.device) -> Self:

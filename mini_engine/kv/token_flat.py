@@ -36,6 +36,8 @@ class ForwardMeta:
 class KvPool:
     """K and V of all requests, `[num_slots, H_kv, D]` for each layer. Does not know which request owns which slot."""
 
+    direct = False  # layers ask it to write and to attend
+
     def __init__(
         self,
         config: Qwen3Config,

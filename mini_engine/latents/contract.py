@@ -18,30 +18,13 @@ Caches may hold rows of bytes in place of vectors (lesson 17): `[num_blocks, blo
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import check_batch
+from mini_engine.attention.contract import Kernel, check_batch
 
 Widen = Callable[[Tensor, int, torch.dtype], Tensor]
-
-
-class LatentPagedAttention(Protocol):
-    """A kernel's function: the contract above, for inputs that `check_latents` has accepted."""
-
-    def __call__(
-        self,
-        q: Tensor,
-        q_rope: Tensor,
-        c_cache: Tensor,
-        r_cache: Tensor,
-        cu_seqlens_q: Tensor,
-        seq_lens_kv: Tensor,
-        block_table: Tensor,
-        scale: float,
-    ) -> Tensor: ...
 
 
 def as_it_is(rows: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
@@ -50,15 +33,13 @@ def as_it_is(rows: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LatentKernel:
-    """A kernel ready to run: calling it checks the inputs, then runs `latent_attention`.
+class LatentKernel(Kernel):
+    """A kernel with the contract above, ready to run: calling it checks the inputs, then runs `paged_attention`.
 
-    name: for reports. widen: turns rows of a cache into vectors `[…, dim]` of a dtype (lesson 17).
+    widen: turns rows of a cache into vectors `[…, dim]` of a dtype (lesson 17).
     row_of: returns the size of a cache row for a vector's width. cached: the caches' dtype; None: the queries'.
     """
 
-    name: str
-    latent_attention: LatentPagedAttention
     widen: Widen = as_it_is
     row_of: Callable[[int], int] = int
     cached: torch.dtype | None = None
@@ -76,7 +57,7 @@ class LatentKernel:
     ) -> Tensor:
         check_latents(q, q_rope, c_cache, r_cache, self.row_of, self.cached or q.dtype)
         check_batch(q, c_cache, r_cache, cu_seqlens_q, seq_lens_kv, block_table)
-        return self.latent_attention(q, q_rope, c_cache, r_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
+        return self.paged_attention(q, q_rope, c_cache, r_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
 
 
 def check_latents(

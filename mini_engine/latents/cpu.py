@@ -1,24 +1,19 @@
 """Lesson 16. The C++ kernel over latents, `latent_cpu.cpp`, called by ctypes; it is compiled on first use."""
 
 import ctypes
-import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mini_engine.attention.cpu import HEADERS
-from mini_engine.errors import UserError
-from mini_engine.latents.contract import LatentPagedAttention
-from mini_engine.native_build import find_or_build
+from mini_engine.native_build import Library, Signature
 
 LATENT_HEADERS = (
     *(Path(__file__).with_name(name) for name in ("latent_cpu.h", "latent_tasks.h", "latent_tile.h")),
     *HEADERS,
 )
-SOURCES = (Path(__file__).with_name("latent_cpu.cpp"), *LATENT_HEADERS)
-FUNCTIONS = {torch.float32: "latent_attention_f32", torch.bfloat16: "latent_attention_bf16"}
 
 
 class LatentSizes(ctypes.Structure):
@@ -34,19 +29,8 @@ class LatentSizes(ctypes.Structure):
     )
 
 
-ARGUMENTS = (*[ctypes.c_void_p] * 8, ctypes.POINTER(LatentSizes), ctypes.c_float, ctypes.c_int)
-
-
-def load(device: torch.device, dtype: torch.dtype) -> LatentPagedAttention:
-    """Return the C++ kernel for queries of this dtype, built first if necessary.
-
-    Raises:
-        UserError: the device is not a CPU, the dtype is not supported, or the kernel cannot be built here.
-    """
-    if device.type != "cpu":
-        raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for torch")
-    function_for(dtype)
-    return latent_attention
+ATTENTION = Signature((*[ctypes.c_void_p] * 8, ctypes.POINTER(LatentSizes), ctypes.c_float, ctypes.c_int))
+LIBRARY = Library((Path(__file__).with_name("latent_cpu.cpp"), *LATENT_HEADERS), {"latent_attention": ATTENTION})
 
 
 def latent_attention(
@@ -61,7 +45,7 @@ def latent_attention(
 ) -> Tensor:
     """Implement the contract; q's dtype selects the function."""
     tensors = (q, q_rope, c_cache, r_cache, cu_seqlens_q, seq_lens_kv, block_table)
-    return call(function_for(q.dtype), *tensors, scale)
+    return call(LIBRARY.function("latent_attention", q.dtype), *tensors, scale)
 
 
 def call(
@@ -106,30 +90,3 @@ def sizes_of(q: Tensor, q_rope: Tensor, c_cache: Tensor, block_table: Tensor) ->
         rope_stride=q_rope.stride(0),
         rope_head_stride=q_rope.stride(1),
     )
-
-
-def function_for(dtype: torch.dtype) -> Callable[..., int]:
-    """Return the compiled function for queries of this dtype; UserError if there is none."""
-    if dtype not in FUNCTIONS:
-        raise UserError(f"the cpu kernel takes float32 and bfloat16, not {dtype}; ask for torch")
-    library = _library()
-    if isinstance(library, UserError):
-        raise UserError(str(library))
-    return getattr(library, FUNCTIONS[dtype])
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | UserError:
-    """Return the compiled kernel, or the error of its build: a process does not repeat a failed build."""
-    try:
-        return find_or_build(SOURCES, lambda path: open_library(path, FUNCTIONS.values()))
-    except UserError as why:
-        return why
-
-
-def open_library(path: Path, names: Iterable[str]) -> ctypes.CDLL:
-    """Load a compiled library and declare its functions, which have these names."""
-    library = ctypes.CDLL(str(path))
-    for name in names:
-        getattr(library, name).argtypes = ARGUMENTS
-    return library

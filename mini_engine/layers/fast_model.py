@@ -106,7 +106,7 @@ def functions_for(model: CausalLM, backend: str) -> native.Functions | None:
     if backend == "torch":
         return None
     try:
-        return native.load(model.dtype)
+        return native.Functions(model.dtype)
     except UserError as why:
         if backend == "packed":
             raise

@@ -111,8 +111,8 @@ class FusedModel(nn.Module):
         """Return the normed hidden states `[R, hidden_size]` of `rows`, or of all tokens."""
         x = self.embed_tokens(token_ids)
         cos, sin = self.rope(meta.positions, x.dtype)
-        is_direct = getattr(kv, "direct", False)
-        caches = cast(DirectStore, kv).layer_caches(meta) if is_direct else [None] * len(self.layers)
+        store = cast(DirectStore, kv)
+        caches = store.layer_caches(meta) if store.direct else [None] * len(self.layers)
         delta = None
         for layer, cache in zip(self.layers, caches, strict=True):
             delta = layer(x, delta, cos, sin, kv, meta, cache)

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import torch
 
-from mini_engine.attention.cpu import kernel_address
-from mini_engine.errors import UserError
+from mini_engine.attention import cpu
 from mini_engine.layers.exchange import Exchange
-from mini_engine.native_build import FLAG_SETS, find_or_build
+from mini_engine.native_build import Library, Signature
 
 HERE = Path(__file__).parent
 SOURCES = (
@@ -24,7 +23,6 @@ SOURCES = (
 )
 PARTS = ("norms", "matrices", "heads", "cache writes", "attention", "waiting")
 NUM_TIMES = len(PARTS) + 1  # numbers per thread in Step.seconds: each part's seconds, and the end of the last one
-SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class Matrix(ctypes.Structure):
@@ -104,58 +102,34 @@ class Pool(ctypes.Structure):
     )
 
 
-ARGUMENTS = {
-    "linear": (c_void_p, c_int64, c_int64, c_int64, POINTER(Matrix), c_void_p, c_int),
-    "before_attention": (POINTER(Shape), POINTER(Layer), POINTER(Step), c_int),
-    "after_attention": (POINTER(Shape), POINTER(Layer), POINTER(Step), c_int),
-    "run_layers": (POINTER(Shape), POINTER(Layer), c_int, POINTER(Step), POINTER(Pool), c_int),
+LAYER = (POINTER(Shape), POINTER(Layer))
+FUNCTIONS = {
+    "linear": Signature((c_void_p, c_int64, c_int64, c_int64, POINTER(Matrix), c_void_p, c_int), None),
+    "before_attention": Signature((*LAYER, POINTER(Step), c_int), None),
+    "after_attention": Signature((*LAYER, POINTER(Step), c_int), None),
+    "run_layers": Signature((*LAYER, c_int, POINTER(Step), POINTER(Pool), c_int)),
 }
+LIBRARY = Library(SOURCES, FUNCTIONS, "the packed backend", "the torch backend takes any dtype")
 
 
 class Functions:
-    """The functions of one dtype; `ARGUMENTS` lists their parameters."""
+    """The functions for weights of one dtype; `FUNCTIONS` lists their parameters.
+
+    Raises:
+        UserError: the dtype is not supported, or the library cannot be built here.
+    """
 
     linear: Callable[..., None]
     before_attention: Callable[..., None]
     after_attention: Callable[..., None]
     run_layers: Callable[..., int]
 
-    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, library: Library = LIBRARY) -> None:
         self.dtype = dtype
-        for name, arguments in ARGUMENTS.items():
-            function = getattr(library, f"{name}_{SUFFIXES[dtype]}")
-            function.argtypes, function.restype = arguments, c_int if name == "run_layers" else None
-            setattr(self, name, function)
+        for name in FUNCTIONS:
+            setattr(self, name, library.function(name, dtype))
 
     @functools.cached_property
     def attention(self) -> c_void_p:
         """Lesson 3's kernel for this dtype, which `run_layers` calls."""
-        return kernel_address(self.dtype)
-
-
-def load(dtype: torch.dtype) -> Functions:
-    """Return the functions for weights of this dtype, building the library first if necessary.
-
-    Raises:
-        UserError: the dtype is not supported, or the library cannot be built here.
-    """
-    if dtype not in SUFFIXES:
-        raise UserError(f"packed weights are float32 or bfloat16, not {dtype}; the torch backend takes any dtype")
-    library = _library()
-    if isinstance(library, UserError):
-        raise UserError(str(library))
-    return Functions(library, dtype)
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | UserError:
-    """Return the library, or the error of its build: a process does not repeat a failed build."""
-    try:
-        return build(FLAG_SETS)
-    except UserError as why:
-        return why
-
-
-def build(flag_sets: tuple[tuple[str, ...], ...]) -> ctypes.CDLL:
-    """Build the library with the first of `flag_sets` that works. The flags select the processor's instructions."""
-    return find_or_build(SOURCES, lambda path: ctypes.CDLL(str(path)), flag_sets)
+        return cpu.LIBRARY.address("paged_attention", self.dtype)

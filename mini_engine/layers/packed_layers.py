@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from mini_engine.attention.contract import Kernel, check_inputs
+from mini_engine.attention.contract import check_inputs
 from mini_engine.kv.block_tensor import ForwardMeta
 from mini_engine.kv.direct import DirectStore, LayerCache
 from mini_engine.layers import native
@@ -168,10 +168,9 @@ class PackedModel(nn.Module):
     def run(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor) -> Tensor:
         """Run embedded tokens x `[T, hidden_size]` through the layers, in place; return these rows."""
         step = self.activations(x, meta)
-        if getattr(kv, "direct", False):
-            store = cast(DirectStore, kv)
-            if isinstance(store.kernel, Kernel) and store.kernel.name == "cpu":
-                return self.run_layers(step, store.layer_caches(meta), meta, rows)
+        store = cast(DirectStore, kv)
+        if store.direct and store.kernel.reads_pool:
+            return self.run_layers(step, store.layer_caches(meta), meta, rows)
         for layer in self.layers:
             layer(step, kv, meta)
         if self.exchange_struct.failed:

@@ -3,37 +3,21 @@
 int8_cpu.cpp and int4_cpu.cpp have a function for each dtype of the queries; each file is compiled on first use.
 """
 
-import ctypes
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import EVERY_KEY, PagedAttention
-from mini_engine.attention.cpu import HEADERS, call, open_library
-from mini_engine.errors import UserError
-from mini_engine.native_build import find_or_build
+from mini_engine.attention.contract import EVERY_KEY
+from mini_engine.attention.cpu import ATTENTION, HEADERS, call
+from mini_engine.native_build import Library
 
 HERE = Path(__file__).parent
-SOURCES = {
-    "int8": (HERE / "int8_cpu.cpp", *HEADERS),
-    "int4": (HERE / "int4_cpu.cpp", HERE / "int4_rows.h", *HEADERS),
+LIBRARIES = {
+    "int8": Library((HERE / "int8_cpu.cpp", *HEADERS), {"paged_attention_int8": ATTENTION}),
+    "int4": Library((HERE / "int4_cpu.cpp", HERE / "int4_rows.h", *HEADERS), {"paged_attention_int4": ATTENTION}),
 }
-SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
-
-
-def load(device: torch.device, dtype: torch.dtype, rows: str) -> PagedAttention:
-    """Return the C++ kernel for queries of this dtype over rows of the named format, built first if necessary.
-
-    Raises:
-        UserError: the device is not a CPU, the dtype is not supported, or the kernel cannot be built here.
-    """
-    if device.type != "cpu":
-        raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for triton or torch")
-    function_for(rows, dtype)
-    return functools.partial(paged_attention, rows=rows)
 
 
 def paged_attention(
@@ -53,26 +37,6 @@ def paged_attention(
     return call(function_for(rows, q.dtype), q, k_cache, v_cache, *tables, scale, window)
 
 
-def name_of(rows: str, dtype: torch.dtype) -> str:
-    """Return the name of the compiled function for these rows and queries of this dtype."""
-    return f"paged_attention_{rows}_{SUFFIXES[dtype]}"
-
-
 def function_for(rows: str, dtype: torch.dtype) -> Callable[..., int]:
     """Return the compiled function for these rows and queries of this dtype; UserError if there is none."""
-    if dtype not in SUFFIXES:
-        raise UserError(f"the cpu kernel takes float32 and bfloat16, not {dtype}; ask for torch")
-    library = _library(rows)
-    if isinstance(library, UserError):
-        raise UserError(str(library))
-    return getattr(library, name_of(rows, dtype))
-
-
-@functools.cache
-def _library(rows: str) -> ctypes.CDLL | UserError:
-    """Return the compiled kernel, or the error of its build: a process does not repeat a failed build."""
-    names = [name_of(rows, dtype) for dtype in SUFFIXES]
-    try:
-        return find_or_build(SOURCES[rows], lambda path: open_library(path, names))
-    except UserError as why:
-        return why
+    return LIBRARIES[rows].function(f"paged_attention_{rows}", dtype)

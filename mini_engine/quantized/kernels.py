@@ -1,4 +1,4 @@
-"""Lesson 17. The attention kernels that read rows, int8 or int4, by the names of lesson 3's.
+"""Lesson 17. The attention kernels that read rows, int8 or int4.
 
 Each takes lesson 3's arguments, with caches `[num_blocks, block_size, H_kv, row_bytes(D)]` of bytes. None makes a copy
 of the pool in full precision: reference and torch widen the rows that they gather, cpu and triton those they hold in
@@ -6,22 +6,18 @@ registers or in the L1 cache. Rows of rotated vectors are read as they are: the 
 is rotated back.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import Kernel, PagedAttention, check_batch
-from mini_engine.attention.registry import best_kernel
-from mini_engine.errors import UserError
+from mini_engine.attention import plain
+from mini_engine.attention.contract import Kernel, Wanted, check_batch
 from mini_engine.quantized import cpu
 from mini_engine.quantized.attention import FoldedRowAttention, reference_attention
-from mini_engine.quantized.formats import INT8, RowFormat
-from mini_engine.values import shown
-
-NAMES = ("reference", "torch", "cpu", "triton")
+from mini_engine.quantized.formats import FORMATS, RowFormat
 
 
 @dataclass(frozen=True)
@@ -48,13 +44,6 @@ class RowKernel(Kernel):
         tables = cu_seqlens_q, seq_lens_kv, block_table
         return self.rows.rotate(self.paged_attention(self.rows.rotate(q), k_cache, v_cache, *tables, scale))
 
-    def with_window(self, window: int) -> Kernel:
-        """Return the same kernel, for layers whose queries see the last `window` keys (lesson 15)."""
-        from mini_engine.quantized.windows import with_window
-
-        name = self.name.removeprefix(f"{self.rows.name} ")
-        return replace(self, paged_attention=with_window(name, self.paged_attention, self.rows, window))
-
 
 def check_rows(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: RowFormat) -> None:
     """Raise ValueError unless the caches hold rows of this format that fit q."""
@@ -73,37 +62,31 @@ def check_rows(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: RowFormat) -> 
         raise ValueError(f"{q.shape[1]} query heads cannot share {k_cache.shape[2]} key/value heads evenly")
 
 
-def load_kernel(
-    name: str = "auto",
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
-    rows: RowFormat = INT8,
-) -> Kernel:
-    """Return the kernel with this name, for queries of this dtype on this device, over rows of this format.
-
-    Names and errors are lesson 3's; blockwise reads no rows.
-    """
-    device = torch.device(device)
-    if name == "auto":
-        return best_kernel(lambda name: load_kernel(name, device, dtype, rows), device)
-    if name not in NAMES:
-        raise UserError(
-            f"no attention kernel {shown(name)} reads {rows.name} rows; choose one of auto, {', '.join(NAMES)}",
-            param="kernel",
-        )
-    loaders = {
-        "reference": lambda: cast(PagedAttention, partial(reference_attention, rows=rows)),
-        "torch": lambda: FoldedRowAttention(rows),
-        "cpu": lambda: cpu.load(device, dtype, rows.name),
-        "triton": lambda: load_triton(device, dtype, rows),
-    }
-    return RowKernel(f"{rows.name} {name}", loaders[name](), rows)
+def row_kernel(
+    wanted: Wanted, attention_over: Callable[[RowFormat], Callable[..., Tensor]], recordable: bool = False
+) -> RowKernel:
+    """Return the kernel whose function `attention_over` makes for a format."""
+    rows = FORMATS[cast(str, wanted.rows)]
+    return RowKernel(wanted.title, attention_over(rows), rows, recordable=recordable)
 
 
-def load_triton(device: torch.device, dtype: torch.dtype, rows: RowFormat) -> PagedAttention:
-    """Return the Triton kernel; UserError if Triton cannot be imported or cannot work here."""
-    try:
-        from mini_engine.quantized import triton_kernel
-    except ImportError as error:
-        raise UserError(f"the triton kernel needs Triton, which cannot be imported ({error})") from error
-    return triton_kernel.load(device, dtype, rows.name)
+def load_cpu(wanted: Wanted) -> RowKernel:
+    """Return the C++ kernel, built first if necessary; UserError if it cannot be built or the dtype is another."""
+    cpu.function_for(cast(str, wanted.rows), wanted.dtype)
+    return row_kernel(wanted, lambda rows: partial(cpu.paged_attention, rows=rows.name))
+
+
+def load_triton(wanted: Wanted) -> RowKernel:
+    """Return the Triton kernel; UserError if Triton cannot be imported, or cannot work here."""
+    plain.load_triton(wanted)
+    from mini_engine.quantized.triton_kernel import paged_attention
+
+    return row_kernel(wanted, lambda rows: partial(paged_attention, rows=rows.name), recordable=True)
+
+
+LOADERS = {
+    "reference": lambda wanted: row_kernel(wanted, lambda rows: partial(reference_attention, rows=rows)),
+    "torch": lambda wanted: row_kernel(wanted, FoldedRowAttention),
+    "cpu": load_cpu,
+    "triton": load_triton,
+}

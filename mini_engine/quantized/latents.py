@@ -1,11 +1,9 @@
-"""Lesson 17. Kernels that read lesson 16's latents as rows, by their names.
+"""Lesson 17. Kernels that read lesson 16's latents as rows.
 
 A latent and a rotary key are a row each. With a rotation, both parts of a query are rotated first, and the result, a
 weighted sum of rotated latents, is rotated back; keys and values are expanded from vectors that were rotated back.
 """
 
-import ctypes
-import functools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,50 +12,22 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from mini_engine.attention.registry import best_kernel
-from mini_engine.errors import UserError
-from mini_engine.latents.contract import LatentKernel, LatentPagedAttention
-from mini_engine.latents.cpu import LATENT_HEADERS, call, open_library
-from mini_engine.latents.kernels import IN_TORCH
-from mini_engine.native_build import find_or_build
-from mini_engine.quantized.cpu import SUFFIXES
-from mini_engine.quantized.formats import FORMATS, INT8, RowFormat
-from mini_engine.values import shown
+from mini_engine.attention.contract import Wanted
+from mini_engine.latents import attention
+from mini_engine.latents.contract import LatentKernel
+from mini_engine.latents.cpu import ATTENTION, LATENT_HEADERS, call
+from mini_engine.native_build import Library
+from mini_engine.quantized.formats import FORMATS, RowFormat
 
 HERE = Path(__file__).parent
-SOURCES = (HERE / "latent_rows_cpu.cpp", HERE / "int4_rows.h", *LATENT_HEADERS)
-
-
-def load_kernel(
-    name: str = "auto",
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
-    rows: RowFormat = INT8,
-) -> LatentKernel:
-    """Return lesson 16's kernel with this name, for queries of this dtype on this device, over rows of this format.
-
-    Raises:
-        UserError: there is no such kernel, or it cannot work here; the message says why.
-    """
-    device = torch.device(device)
-    if name == "auto":
-        return best_kernel(lambda name: load_kernel(name, device, dtype, rows), device)
-    if name not in (*IN_TORCH, "cpu"):
-        raise UserError(
-            f"no attention kernel {shown(name)} reads {rows.name} rows of latents; choose one of auto, "
-            f"{', '.join(IN_TORCH)}, cpu",
-            param="kernel",
-        )
-    if name == "cpu":
-        attend = load_cpp(device, dtype, rows.name)
-    else:
-        attend = cast(LatentPagedAttention, partial(IN_TORCH[name], widen=rows.unpack))
-    attend = cast(LatentPagedAttention, partial(rotated, attend, rows))
-    return LatentKernel(f"{rows.name} latents {name}", attend, rows.read, rows.row_bytes, rows.dtype)
+LIBRARY = Library(
+    (HERE / "latent_rows_cpu.cpp", HERE / "int4_rows.h", *LATENT_HEADERS),
+    {f"latent_attention_{rows}": ATTENTION for rows in FORMATS},
+)
 
 
 def rotated(
-    attend: LatentPagedAttention,
+    attend: Callable[..., Tensor],
     rows: RowFormat,
     q: Tensor,
     q_rope: Tensor,
@@ -71,14 +41,6 @@ def rotated(
     """Implement the contract with a kernel whose queries are rotated like the rows."""
     tables = cu_seqlens_q, seq_lens_kv, block_table
     return rows.rotate(attend(rows.rotate(q), rows.rotate(q_rope), c_cache, r_cache, *tables, scale))
-
-
-def load_cpp(device: torch.device, dtype: torch.dtype, rows: str) -> LatentPagedAttention:
-    """Return the C++ kernel for queries of this dtype over the rows with this name; UserError as in lesson 16."""
-    if device.type != "cpu":
-        raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for torch")
-    function_for(rows, dtype)
-    return cast(LatentPagedAttention, partial(latent_attention, rows))
 
 
 def latent_attention(
@@ -97,26 +59,32 @@ def latent_attention(
     return call(function_for(rows, q.dtype), *tensors, scale)
 
 
-def name_of(rows: str, dtype: torch.dtype) -> str:
-    """Return the name of the compiled function for these rows and queries of this dtype."""
-    return f"latent_attention_{rows}_{SUFFIXES[dtype]}"
-
-
 def function_for(rows: str, dtype: torch.dtype) -> Callable[..., int]:
     """Return the compiled function for these rows and queries of this dtype; UserError if there is none."""
-    if dtype not in SUFFIXES:
-        raise UserError(f"the cpu kernel takes float32 and bfloat16, not {dtype}; ask for torch")
-    library = _library()
-    if isinstance(library, UserError):
-        raise UserError(str(library))
-    return getattr(library, name_of(rows, dtype))
+    return LIBRARY.function(f"latent_attention_{rows}", dtype)
 
 
-@functools.cache
-def _library() -> ctypes.CDLL | UserError:
-    """Return the compiled kernel, or the error of its build: a process does not repeat a failed build."""
-    names = [name_of(rows, dtype) for rows in FORMATS for dtype in SUFFIXES]
-    try:
-        return find_or_build(SOURCES, lambda path: open_library(path, names))
-    except UserError as why:
-        return why
+def row_kernel(wanted: Wanted, attention_over: Callable[[RowFormat], Callable[..., Tensor]]) -> LatentKernel:
+    """Return the kernel whose function `attention_over` makes for a format, with queries rotated like the rows."""
+    rows = FORMATS[cast(str, wanted.rows)]
+    attend = partial(rotated, attention_over(rows), rows)
+    return LatentKernel(wanted.title, attend, rows.read, rows.row_bytes, rows.dtype)
+
+
+def in_torch(attend: Callable[..., Tensor]) -> Callable[[Wanted], LatentKernel]:
+    """Return a loader of one of lesson 16's kernels in torch, which widens rows as it reads them."""
+    return lambda wanted: row_kernel(wanted, lambda rows: partial(attend, widen=rows.unpack))
+
+
+def load_cpu(wanted: Wanted) -> LatentKernel:
+    """Return the C++ kernel, built first if necessary; UserError if it cannot be built or the dtype is another."""
+    function_for(cast(str, wanted.rows), wanted.dtype)
+    return row_kernel(wanted, lambda rows: partial(latent_attention, rows.name))
+
+
+LOADERS = {
+    "reference": in_torch(attention.reference_attention),
+    "blockwise": in_torch(attention.paged_attention),
+    "torch": in_torch(attention.batched_attention),
+    "cpu": load_cpu,
+}

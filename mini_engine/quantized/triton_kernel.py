@@ -1,21 +1,11 @@
 """Lesson 17. The Triton kernels for rows: lesson 3's, with other ways to load keys and values."""
 
-from functools import partial
-from typing import cast
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mini_engine.attention import triton_kernel as plain
-from mini_engine.attention.contract import EVERY_KEY, PagedAttention
-
-
-def load(device: torch.device, dtype: torch.dtype, rows: str) -> PagedAttention:
-    """Return the kernel for queries of this dtype over rows of the named format; UserError as in lesson 3."""
-    plain.load(device, dtype)
-    return cast(PagedAttention, partial(paged_attention, rows=rows))
+from mini_engine.attention.contract import EVERY_KEY
 
 
 def paged_attention(

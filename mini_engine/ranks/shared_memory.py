@@ -4,22 +4,18 @@ gloo sends each sum through sockets, which wakes a thread at either end; here th
 """
 
 import ctypes
-import functools
-from ctypes import POINTER, c_double, c_int, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_double, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from mini_engine.errors import UserError
 from mini_engine.layers.exchange import NativeExchange
-from mini_engine.native_build import find_or_build
+from mini_engine.native_build import SUFFIXES, Library, Signature
 from mini_engine.ranks.collectives import Traffic
 
 HERE = Path(__file__).parent
-SOURCES = (HERE / "meeting.cpp", HERE / "meeting.h", HERE.parent / "attention" / "vectors.h")
-ALL_REDUCE = {torch.float32: "all_reduce_f32", torch.bfloat16: "all_reduce_bf16"}
 LINE_BYTES = 64
 PLACE_BYTES = 2**18  # of one rank's part: small enough to be partly in the writer's cache when the others read it
 WHY = {1: "a rank has ended", 2: "a rank did not join a collective in time"}
@@ -38,6 +34,15 @@ class Meeting(ctypes.Structure):
         ("lost", c_void_p),
         ("patience", c_double),
     )
+
+
+LIBRARY = Library(
+    (HERE / "meeting.cpp", HERE / "meeting.h", HERE.parent / "attention" / "vectors.h"),
+    {
+        "all_reduce": Signature((POINTER(Meeting), c_void_p, c_int64)),
+        "gather": Signature((POINTER(Meeting), c_void_p, c_int64, c_void_p)),
+    },
+)
 
 
 class Shared(Protocol):
@@ -70,7 +75,8 @@ class SharedMemoryCollectives:
         place_bytes: int = PLACE_BYTES,
     ) -> None:
         self.rank, self.num_ranks = rank, num_ranks
-        self.shared, self.library = shared, load_library()
+        LIBRARY.load()
+        self.shared = shared
         self.meeting = Meeting(
             shared=shared.address,
             rank=rank,
@@ -91,17 +97,17 @@ class SharedMemoryCollectives:
         Raises:
             RuntimeError: a rank has ended, or did not join in time.
         """
-        if x.dtype not in ALL_REDUCE:  # float16, which the compiled collectives do not support
+        if x.dtype not in SUFFIXES:  # float16, which the compiled collectives do not support
             return x.copy_(self.all_reduce(x.float()))
         whole = x.contiguous()
-        self.check(getattr(self.library, ALL_REDUCE[x.dtype])(self.meeting, whole.data_ptr(), x.numel()))
+        self.check(LIBRARY.function("all_reduce", x.dtype)(self.meeting, whole.data_ptr(), x.numel()))
         return x if whole is x else x.copy_(whole)
 
     def gather(self, x: Tensor) -> Tensor:
         """Return all ranks' x `[R, n]` side by side in rank 0, and x in the others. RuntimeError as `all_reduce`."""
         x = x.contiguous()
         out = x.new_empty(self.num_ranks if self.rank == 0 else 0, *x.shape)
-        self.check(self.library.gather(self.meeting, x.data_ptr(), x.nbytes, out.data_ptr()))
+        self.check(LIBRARY.function("gather")(self.meeting, x.data_ptr(), x.nbytes, out.data_ptr()))
         return out.transpose(0, 1).flatten(1) if self.rank == 0 else x
 
     def check(self, why: int) -> None:
@@ -111,37 +117,10 @@ class SharedMemoryCollectives:
 
     def native(self, dtype: torch.dtype) -> NativeExchange:
         """Return the exchange that lesson 9's C++ calls in place of `all_reduce`."""
-        address = ctypes.cast(getattr(self.library, ALL_REDUCE[dtype]), c_void_p)
+        address = LIBRARY.address("all_reduce", dtype)
         return NativeExchange(address, ctypes.addressof(self.meeting), self.rank == 0)
 
 
 def bytes_for(num_ranks: int, place_bytes: int = PLACE_BYTES) -> int:
     """Return the size in bytes of the memory that `num_ranks` ranks share: their flags, and two places for each."""
     return num_ranks * (LINE_BYTES + 2 * place_bytes)
-
-
-def load_library() -> ctypes.CDLL:
-    """Return the compiled collectives, built first if necessary; UserError if they cannot be built here."""
-    library = _library()
-    if isinstance(library, UserError):
-        raise UserError(str(library))
-    return library
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | UserError:
-    """Return the library, or the error of its build: a process does not repeat a failed build."""
-    try:
-        return find_or_build(SOURCES, _open)
-    except UserError as why:
-        return why
-
-
-def _open(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
-    for name in ALL_REDUCE.values():
-        getattr(library, name).argtypes = (POINTER(Meeting), c_void_p, c_int64)
-    library.gather.argtypes = (POINTER(Meeting), c_void_p, c_int64, c_void_p)
-    for name in (*ALL_REDUCE.values(), "gather"):
-        getattr(library, name).restype = c_int
-    return library

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from mini_engine.errors import UserError
 from mini_engine.ranks.collectives import Collectives, TorchCollectives
 from mini_engine.ranks.shared_block import CACHE_LINE, SharedBlock
-from mini_engine.ranks.shared_memory import SharedMemoryCollectives, bytes_for, load_library
+from mini_engine.ranks.shared_memory import LIBRARY, SharedMemoryCollectives, bytes_for
 from mini_engine.values import shown
 
 MEETING = timedelta(seconds=8)  # for ranks that are all ready; gloo would keep waiting for one that has died
@@ -61,7 +61,7 @@ class MemoryTransport:
     """
 
     def __init__(self, num_ranks: int, patience: timedelta) -> None:
-        load_library()  # now in the cache, where every rank finds it
+        LIBRARY.load()  # now in the cache, where every rank finds it
         self.num_ranks, self.patience = num_ranks, patience.total_seconds()
         self.block = SharedBlock(CACHE_LINE + bytes_for(num_ranks))
 

@@ -1,4 +1,4 @@
-"""Lesson 15. Adds a window to any attention kernel: to lesson 3's by name, to others through their own method.
+"""Lesson 15. Loads lesson 3's kernels with a window.
 
 reference and blockwise are this lesson's own. cpu and triton take a window as one more argument. torch gathers first:
 it gets only the blocks that are still visible, and masks the remaining keys before a window.
@@ -8,60 +8,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import Kernel, PagedAttention
+from mini_engine.attention import plain
+from mini_engine.attention.contract import Kernel, Wanted
 from mini_engine.attention.folded import QUERY_TILE, FoldedAttention
-from mini_engine.errors import UserError
-from mini_engine.values import shown
 from mini_engine.windows import attention
 from mini_engine.windows.window_table import first_visible
 
 
-@runtime_checkable
-class OwnWindows(Protocol):
-    """A kernel with its own windowed form, because it reads another kind of cache (lesson 17)."""
+def takes_window(load: Callable[[Wanted], Kernel]) -> Callable[[Wanted], Kernel]:
+    """Return a loader of the kernels that `load` returns, which take a window as one more argument."""
 
-    def with_window(self, window: int) -> Kernel:
-        """Return the same kernel, for layers whose queries see the last `window` keys."""
-        ...
+    def load_windowed(wanted: Wanted) -> Kernel:
+        kernel = load(wanted)
+        return replace(kernel, paged_attention=partial(kernel.paged_attention, window=wanted.window))
 
-
-def windowed(kernel: Kernel, window: int) -> Kernel:
-    """Return the same kernel, for layers whose queries see the last `window` keys, their own included.
-
-    Its table may have holes: an entry before the windows of all of a sequence's queries is never followed.
-
-    Raises:
-        UserError: this kernel has no windowed form.
-    """
-    if window < 1:
-        raise ValueError(f"the window is {window} keys; use 1 or more, since a query sees at least its own")
-    if isinstance(kernel, OwnWindows):
-        return kernel.with_window(window)
-    takes_window = partial(cast(Callable[..., Tensor], kernel.paged_attention), window=window)
-    forms: dict[str, Callable[[], PagedAttention]] = {
-        "reference": lambda: partial(attention.reference_attention, window=window),
-        "blockwise": lambda: partial(attention.paged_attention, window=window),
-        "torch": lambda: VisibleBlocks(FoldedAttention(window), window),
-    }
-    forms |= dict.fromkeys(("cpu", "triton"), lambda: takes_window)
-    if kernel.name not in forms:
-        raise UserError(
-            f"the attention kernel {shown(kernel.name)} has no windowed form; choose one of {', '.join(forms)}",
-            param="kernel",
-        )
-    return replace(kernel, paged_attention=forms[kernel.name]())
+    return load_windowed
 
 
 @dataclass(frozen=True)
 class VisibleBlocks:
     """Calls a kernel that masks by the window, with tables that begin at each sequence's first visible block."""
 
-    paged_attention: PagedAttention
+    paged_attention: Callable[..., Tensor]
     window: int
 
     def __call__(
@@ -103,3 +75,12 @@ def visible_tables(
     columns = (index[1] + torch.arange(width, device=block_table.device)).clamp_(max=block_table.shape[1] - 1)
     to_int32 = partial(torch.tensor, dtype=torch.int32)
     return to_int32(starts), to_int32(kv_lens), block_table[index[0], columns]
+
+
+LOADERS = {
+    "reference": lambda wanted: Kernel(wanted.title, partial(attention.reference_attention, window=wanted.window)),
+    "blockwise": lambda wanted: Kernel(wanted.title, partial(attention.paged_attention, window=wanted.window)),
+    "torch": lambda wanted: Kernel(wanted.title, VisibleBlocks(FoldedAttention(wanted.window), wanted.window)),
+    "cpu": takes_window(plain.load_cpu),
+    "triton": takes_window(plain.load_triton),
+}

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.contract import EVERY_KEY, Kernel
+from mini_engine.attention.registry import windowed
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.kv.direct import LayerCache
 from mini_engine.model.kinds import Kind, Window
 from mini_engine.windows.groups import Place, places_of
-from mini_engine.windows.kernels import windowed
 
 
 @dataclass(frozen=True)

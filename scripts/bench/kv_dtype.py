@@ -34,7 +34,6 @@ from mini_engine.kv.block_table import NULL_BLOCK
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.layers.fast_model import speed_up
 from mini_engine.model.qwen3 import qwen3_model
-from mini_engine.quantized import kernels as row_kernels
 from mini_engine.quantized.formats import FORMATS
 from mini_engine.quantized.pool import RowKvPool, bytes_per_token
 
@@ -130,7 +129,7 @@ def filled_pools(kv_len: int, num_layers: int = 1) -> Filled:
     cpu = "cpu", "cpu", torch.bfloat16
     pools = {"bfloat16": KvPool(config, 1 + per, BLOCK_SIZE, load_kernel(*cpu), torch.bfloat16)}
     for kind, rows in FORMATS.items():
-        pools[kind] = RowKvPool(rows, config, 1 + per, BLOCK_SIZE, row_kernels.load_kernel(*cpu, rows))
+        pools[kind] = RowKvPool(rows, config, 1 + per, BLOCK_SIZE, load_kernel(*cpu, rows.name))
     slots = torch.arange((1 + per) * BLOCK_SIZE)
     k, v = (torch.randn(len(slots), config.num_key_value_heads, config.head_dim).bfloat16() for _ in range(2))
     for pool in pools.values():

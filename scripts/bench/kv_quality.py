@@ -28,7 +28,6 @@ from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, rese
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.qwen3 import qwen3_model
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.quantized import kernels as row_kernels
 from mini_engine.quantized.formats import FORMATS
 from mini_engine.quantized.judge import kl, nll
 from mini_engine.quantized.pool import RowKvPool
@@ -101,7 +100,7 @@ def pools(model: CausalLM, num_blocks: int) -> dict[str, KvPool]:
     usual = (config, num_blocks, BLOCK_SIZE, plain, model.dtype, model.device)
     found: dict[str, KvPool] = {"full": KvPool(*usual), "plain int4": PlainInt4KvPool(*usual), "fp8": Fp8KvPool(*usual)}
     for name, rows in FORMATS.items():
-        kernel = row_kernels.load_kernel("torch", model.device, model.dtype, rows)
+        kernel = load_kernel("torch", model.device, model.dtype, rows.name)
         found[name] = RowKvPool(rows, config, num_blocks, BLOCK_SIZE, kernel, model.device)
     return found
 

@@ -16,6 +16,7 @@ from scripts.bench.turns import clock_of, gather_turns, seconds_of, take_turns
 import torch
 from torch import Tensor
 
+from mini_engine.attention.registry import load_kernel
 from mini_engine.build import build_engine
 from mini_engine.checkpoint.config import DTYPES
 from mini_engine.engine.engine import Engine
@@ -25,7 +26,6 @@ from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
-from mini_engine.latents.kernels import load_kernel
 from mini_engine.latents.latent_config import LatentConfig
 from mini_engine.latents.model import latent_model
 from mini_engine.latents.reading import expanded_attention, expanding_pays, multiplications
@@ -99,7 +99,7 @@ class OneLayer:
 
     def __init__(self, config: LatentConfig, args: Namespace, batch: int, q_len: int, kv_len: int) -> None:
         dtype, num_blocks = DTYPES[args.dtype], -(-kv_len // BLOCK_SIZE)
-        kernel = load_kernel(args.kernel, "cpu", dtype)
+        kernel = load_kernel(args.kernel, "cpu", dtype, latents=True)
         kv = KvPool(one_layer(config), batch * num_blocks + 1, BLOCK_SIZE, kernel, dtype)
         for tensor in (*kv.K, *kv.V):
             tensor.normal_()

@@ -101,20 +101,15 @@ def family(name: str) -> Family:
         return Family(attention_batch, reference.paged_attention, registry.load_kernel)
     if name == "window":
         from mini_engine.windows import attention
-        from mini_engine.windows.kernels import windowed
 
         specification = partial(attention.reference_attention, window=WINDOW)
-        return Family(attention_batch, specification, lambda *args: windowed(registry.load_kernel(*args), WINDOW))
+        return Family(attention_batch, specification, partial(registry.load_kernel, window=WINDOW))
     if name in ("int8", "int4"):
-        from mini_engine.quantized import kernels as quantized
-        from mini_engine.quantized.formats import FORMATS
-
-        load = partial(quantized.load_kernel, rows=FORMATS[name])
+        load = partial(registry.load_kernel, rows=name)
         return Family(partial(row_batch, name), load("reference"), load)
     from mini_engine.latents import attention as latents
-    from mini_engine.latents.kernels import load_kernel
 
-    return Family(latent_batch, latents.reference_attention, load_kernel)
+    return Family(latent_batch, latents.reference_attention, partial(registry.load_kernel, latents=True))
 
 
 def asked() -> list[dict[str, Any]]:

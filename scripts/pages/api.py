@@ -115,8 +115,8 @@ PARTS = (
         "Attention",
         "One contract, several kernels. [Lesson 3](l3_block_tensor/README.md).",
         (
-            *entries("attention/registry.py", "load_kernel"),
-            *entries("attention/contract.py", "PagedAttention", "check_inputs"),
+            *entries("attention/registry.py", "load_kernel", "windowed"),
+            *entries("attention/contract.py", "Kernel", "check_inputs"),
             *entries("attention/blockwise.py", "attend_blocks"),
             *entries("attention/reference.py", "paged_attention"),
             *entries("attention/dense.py", "causal_attention"),
@@ -165,7 +165,6 @@ PARTS = (
             *entries("windows/memory.py", "WindowMemory", "WindowHold"),
             *entries("windows/kept.py", "KeptWindows"),
             *entries("windows/store.py", "GroupedKv", "GroupedMeta"),
-            *entries("windows/kernels.py", "windowed"),
         ),
     ),
     Part(

@@ -8,11 +8,11 @@ from scripts.traces.tape import Tape, ask, listed, plural
 
 import torch
 
+from mini_engine.attention.registry import load_kernel
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
 from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all
 from mini_engine.latents import attention, reading
-from mini_engine.latents.kernels import load_kernel
 from mini_engine.latents.store import LatentKv
 
 MODEL = "pocket-latent"
@@ -65,7 +65,7 @@ class Latents(Tape):
 
         model: Any = load(MODEL, "float32", "cpu")
         config, allocator = model.config, BlockAllocator(NUM_BLOCKS, BLOCK_SIZE)
-        pool = KvPool(config, NUM_BLOCKS, BLOCK_SIZE, load_kernel("reference"))
+        pool = KvPool(config, NUM_BLOCKS, BLOCK_SIZE, load_kernel("reference", latents=True))
         *gone, ids = [self.tokenizer.encode(prompt) for prompt in (*GONE, PROMPT)]
         others = [PackedRequest(one, BlockTable(allocator)) for one in gone]
         reserve_all(others)

@@ -44,7 +44,7 @@ def test_the_plugin_gives_the_models_of_those_tests_fast_layers():
 def test_parity_of_earlier_lessons_with_fast_layers(backend):
     if backend == "packed":
         try:
-            native.load(torch.float32)
+            native.Functions(torch.float32)
         except UserError as why:
             pytest.skip(f"NOT CHECKED: earlier lessons with packed weights; {why}")
     done = subprocess.run(

@@ -58,7 +58,7 @@ def fails(*arguments):
 
 def test_a_capture_that_fails_is_one_sentence_and_steps_are_launched(monkeypatch, capsys):
     monkeypatch.setattr(graphs_module, "CudaCapture", fails)
-    pool = SimpleNamespace(device=torch.device("cuda"), kernel=SimpleNamespace(name="triton"), K=[torch.zeros(1, 4)])
+    pool = SimpleNamespace(device=torch.device("cuda"), kernel=SimpleNamespace(recordable=True), K=[torch.zeros(1, 4)])
     eager = SimpleNamespace(pool=pool)
     assert runner_for(eager, 8) is eager
     err = capsys.readouterr().err

@@ -27,7 +27,7 @@ WINDOW = 6  # no multiple of the block size
 
 def has_compiler():
     try:
-        native.load(torch.float32)
+        native.Functions(torch.float32)
     except UserError:
         return False
     return True

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from mini_engine.attention.contract import EVERY_KEY, Kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.kv import pool_maker
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.reference  # no task is about this
 NEVER = float("nan")
 
 
-def masked_attention(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale, window=10**6):
+def masked_attention(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale, window):
     """Attention that reads no value in a decode step, as a recorded kernel must. Keys that are not seen may be NaN."""
     has_query = cu_seqlens_q[1:] > cu_seqlens_q[:-1]
     k, v = (cache[block_table.long()].flatten(1, 2) for cache in (k_cache, v_cache))  # [S, reach, H_kv, D]
@@ -27,25 +29,27 @@ def masked_attention(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table
     return torch.where(has_query[:, None, None], torch.einsum("shk,skhd->shd", weights, v), 0)
 
 
-def recordable(kernel, window=None):
-    """Return the kernel, with the attention above in decode steps."""
-    hidden = {} if window is None else {"window": window}
+class Recordable(Kernel):
+    """A kernel with the attention above in decode steps."""
 
-    def attend(*inputs):
+    def __call__(self, *inputs):
         decoding = len(inputs[0]) == len(inputs[4])
-        return masked_attention(*inputs, **hidden) if decoding else kernel(*inputs)
+        return masked_attention(*inputs, self.wanted.window) if decoding else self.paged_attention(*inputs)
 
-    return attend
+
+def load_recordable(*wanted, window=EVERY_KEY):
+    """Return torch's kernel, with the attention above in decode steps."""
+    plain = load_kernel("torch", window=window)
+    return Recordable("torch", plain.paged_attention, wanted=plain.wanted)
 
 
 def replaying(capture=no_graph, max_num_seqs=8, **options):
     """Return an engine over a pool full of NaN whose decode steps are replayed, and the count of replays."""
-    counting, windowed, load = Counting(capture), store.windowed, pool_maker.load_kernel
+    counting = Counting(capture)
     with pytest.MonkeyPatch.context() as patch:
         if isinstance(capture, TapeCapture):
-            plain = load("torch")
-            patch.setattr(pool_maker, "load_kernel", lambda *which: recordable(plain))
-            patch.setattr(store, "windowed", lambda kernel, window: recordable(windowed(plain, window), window))
+            patch.setattr(pool_maker, "load_kernel", load_recordable)
+            patch.setattr(store, "windowed", lambda kernel, window: load_recordable(window=window))
         limits = SchedulerConfig(max_num_seqs=max_num_seqs)
         engine = windows(capture=counting, scheduler_config=limits, num_blocks=200, **options)
     return engine, counting

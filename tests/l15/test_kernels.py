@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_engine.attention import cpu, registry
+from mini_engine.attention import cpu
 from mini_engine.attention.contract import EVERY_KEY, Kernel
+from mini_engine.attention.registry import load_kernel, windowed
 from mini_engine.errors import UserError
-from mini_engine.windows.kernels import visible_tables, windowed
+from mini_engine.windows.kernels import visible_tables
 from tests.l3.kernel_cases import int32, relative_error
 from tests.l3.new_memory import NewMemory
 from tests.l3.pickled import Worker
@@ -37,7 +38,7 @@ def interpreters():
     """A process in which Triton interprets its kernel."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("NOT CHECKED: the Triton kernel; Triton is not installed")
-    worker = Worker("tests.l15.triton_worker", registry.__name__)
+    worker = Worker("tests.l15.triton_worker")
     yield dict.fromkeys(INTERPRETED, worker)
     worker.close()
 
@@ -46,7 +47,7 @@ def load(name: str, dtype: torch.dtype) -> Kernel:
     """Return the kernel that `name` names, without a window yet."""
     name, _, device = name.partition(" on ")
     try:
-        return registry.load_kernel(name, device or "cpu", dtype)
+        return load_kernel(name, device or "cpu", dtype)
     except UserError as why:
         pytest.skip(f"NOT CHECKED: the {name} kernel; {why}")
 
@@ -314,7 +315,7 @@ def test_a_kernel_keeps_its_name_and_what_it_checks(name):
 
 
 def test_an_unknown_kernel_and_an_empty_window_are_refused():
-    with pytest.raises(UserError, match="the attention kernel 'mine' has no windowed form; choose one of ref"):
+    with pytest.raises(UserError, match="the attention kernel 'mine' has no windowed form"):
         windowed(Kernel("mine", cpu.scalar_attention), 4)
     with pytest.raises(ValueError, match="the window is 0 keys"):
         windowed(load("reference", torch.float32), 0)

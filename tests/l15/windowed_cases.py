@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mini_engine.attention.contract import EVERY_KEY, Kernel
-from mini_engine.windows.kernels import windowed
+from mini_engine.attention.registry import windowed
 from tests.l3.kernel_cases import NAN, Case, make_case, relative_error, with_shared_beginnings
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # torch rounds long chunks' scores to bfloat16

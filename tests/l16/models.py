@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from mini_engine.attention.registry import load_kernel
 from mini_engine.build import build_engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.families.deepseek import FAMILY as DEEPSEEK
-from mini_engine.latents.kernels import load_kernel
 from tests.support import hf_greedy, some_ids
 
 BLOCK, NEW = 8, 10
@@ -57,7 +57,7 @@ _KEEPERS: list[tempfile.TemporaryDirectory] = []
 def has_kernel() -> bool:
     """Return whether the C++ kernel can be built here."""
     try:
-        load_kernel("cpu")
+        load_kernel("cpu", latents=True)
     except UserError:
         return False
     return True

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.latents.fast import speed_up_latents
-from mini_engine.latents.kernels import load_kernel
 from mini_engine.latents.model import latent_model
 from mini_engine.latents.store import LatentKv
 from mini_engine.layers import native
@@ -25,7 +25,7 @@ LENGTHS = (9, 1, 14)  # of the prompts of a step
 
 def has_compiler():
     try:
-        native.load(torch.float32)
+        native.Functions(torch.float32)
     except UserError:
         return False
     return True
@@ -40,7 +40,7 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], i
 
 def store_for(model) -> LatentKv:
     """Return a store whose unwritten slots are NaN."""
-    kernel = load_kernel("torch", "cpu", model.dtype)
+    kernel = load_kernel("torch", "cpu", model.dtype, latents=True)
     pool = KvPool(model.config, NUM_BLOCKS, BLOCK, kernel, model.dtype)
     for layer in (*pool.K, *pool.V):
         layer.fill_(float("nan"))

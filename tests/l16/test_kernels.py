@@ -8,11 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mini_engine.attention.contract import Kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from mini_engine.latents import cpu
-from mini_engine.latents.contract import LatentKernel
-from mini_engine.latents.kernels import load_kernel
-from mini_engine.native_build import find_or_build
 from tests.l3.kernel_cases import NAN, int32
 from tests.l16.latent_cases import ROUNDED, TOLERANCE, LatentCase, changed_key, latent_case
 from tests.support import OneOf
@@ -25,10 +24,10 @@ EACH_KERNEL = pytest.mark.parametrize("kernel", PLAIN)
 NIGHTLY = pytest.mark.nightly
 
 
-def load(name: str, dtype: torch.dtype) -> LatentKernel:
+def load(name: str, dtype: torch.dtype) -> Kernel:
     """Return the kernel that `name` names."""
     try:
-        return load_kernel(name, "cpu", dtype)
+        return load_kernel(name, "cpu", dtype, latents=True)
     except UserError as why:
         pytest.skip(f"NOT CHECKED: the {name} kernel; {why}")
 
@@ -281,10 +280,10 @@ def test_queries_may_lie_in_memory_as_a_product_left_them(kernel, dtype):
 def test_in_cpp_other_processors_instructions_give_what_dense_attention_gives(flags, dtype):
     if flags and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip(f"NOT CHECKED: {flags}; this processor is of another kind")
-    library = find_or_build(cpu.SOURCES, lambda path: cpu.open_library(path, cpu.FUNCTIONS.values()), (flags.split(),))
+    function = replace(cpu.LIBRARY, flag_sets=(flags.split(),)).function("latent_attention", dtype)
     for shape in SHAPES:
         case = latent_case([*MIXED, (1, 600)], dtype=dtype, **SHAPES[shape])
-        out = cpu.call(getattr(library, cpu.FUNCTIONS[dtype]), *case.inputs)
+        out = cpu.call(function, *case.inputs)
         check_answer(out, case, f"{flags}, {shape}", TOLERANCE[dtype])
 
 
@@ -326,7 +325,7 @@ def test_a_refused_table_leaves_the_answer_unwritten():
     case = latent_case([(1, 9), (1, 5)])
     case.block_table[1, 1] = 10_000
     out = torch.full_like(case.q, 7.0)
-    function = cpu.function_for(torch.float32)
+    function = cpu.LIBRARY.function("latent_attention", torch.float32)
     pointers = [x.data_ptr() for x in (*case.inputs[:4], out, *case.inputs[4:7])]
     sizes = cpu.sizes_of(case.q, case.q_rope, case.c_cache, case.block_table)
     assert function(*pointers, sizes, case.scale, 2) == 1, "the sequence whose row of the table is wrong"
@@ -334,13 +333,13 @@ def test_a_refused_table_leaves_the_answer_unwritten():
 
 
 def test_kernels_are_chosen_by_lesson_3s_names():
-    assert load_kernel("auto").name == OneOf("latents cpu", "latents torch")
+    assert load_kernel("auto", latents=True).name == OneOf("latents cpu", "latents torch")
     with pytest.raises(UserError, match="'triton' reads latents; choose one of auto, reference, blockwise, torch, cpu"):
-        load_kernel("triton")
+        load_kernel("triton", latents=True)
     with pytest.raises(UserError, match=r"float32 and bfloat16, not torch\.float16"):
-        load_kernel("cpu", "cpu", torch.float16)
+        load_kernel("cpu", "cpu", torch.float16, latents=True)
     with pytest.raises(UserError, match="runs on the CPU, not on meta"):
-        load_kernel("cpu", "meta")
+        load_kernel("cpu", "meta", latents=True)
 
 
 @DTYPES

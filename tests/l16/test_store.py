@@ -61,11 +61,11 @@ class Watched:
         return pool
 
     def kernel(self, widen):
-        def latent_attention(q, q_rope, c_cache, r_cache, starts, lens, table, scale):
+        def attend(q, q_rope, c_cache, r_cache, starts, lens, table, scale):
             self.absorbed.append(SimpleNamespace(rows=len(q), starts=starts, lens=lens, table=table, scale=scale))
             return reference_attention(q, q_rope, c_cache, r_cache, starts, lens, table, scale, widen)
 
-        return LatentKernel("watched", latent_attention, widen, row_of=len_of(widen))
+        return LatentKernel("watched", attend, widen, row_of=len_of(widen))
 
     def absorbing(self, q, kv_b, config, attend):
         sums = attend(torch.einsum("thn,hnr->thr", q[..., :NOPE], kv_b[:, :NOPE]), q[..., NOPE:])

@@ -14,12 +14,12 @@ from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
 from lessons.l10_device.slot_pool import SlotPool
 from mini_engine import LLM, SamplingParams
 from mini_engine.__main__ import main
+from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.kv.block_tensor import KvPool
-from mini_engine.latents.kernels import load_kernel
 from mini_engine.latents.store import LatentKv
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.speculation.options import Speculation
@@ -155,7 +155,7 @@ def test_padded_steps(kernel):
 
 def test_lesson_10s_loop_with_its_own_pool():
     config, page, size = model().config, 4, 304
-    blocks = KvPool(config, size // page + 1, page, load_kernel("torch"))
+    blocks = KvPool(config, size // page + 1, page, load_kernel("torch", latents=True))
     for layer in (*blocks.K, *blocks.V):
         layer.fill_(float("nan"))
     table, allocator = ReqToTokenPool(len(PROMPTS), 144), TokenToKVPoolAllocator(size, page)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from mini_engine.attention.registry import load_kernel
 from mini_engine.quantized.formats import FORMATS, INT4
 from mini_engine.quantized.int4_rows import pack, quantize4, row_bytes, unpack
-from mini_engine.quantized.kernels import load_kernel
 from tests.l3.kernel_cases import int32
 
 pytestmark = pytest.mark.reference  # no task is about this
@@ -49,7 +49,7 @@ def test_no_kernel_hides_a_fault(name, dtype):
     q, k = some(1, 2, 64).to(dtype), some(4, 4, 2, 64)
     k[2, 1, 0, 5] = float("nan")
     cache, tables = INT4.write(k), (int32([0, 1]), int32([16]), int32([[0, 1, 2, 3]]))
-    out = load_kernel(name, "cpu", dtype, INT4)(q, cache, cache, *tables, 0.125)
+    out = load_kernel(name, "cpu", dtype, "int4")(q, cache, cache, *tables, 0.125)
     assert out[0, 0].isnan().all() and out[0, 1].isfinite().all(), "the head whose history has a NaN, and no other"
 
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mini_engine.attention.registry import load_kernel
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.quantized.formats import INT8
-from mini_engine.quantized.kernels import load_kernel
 from mini_engine.quantized.pool import RowKvPool, bytes_per_token
 from mini_engine.quantized.rows import pack, quantize, row_bytes, unpack
 from mini_engine.tiers.blocks import BlockBytes
@@ -28,7 +28,7 @@ def some(*shape, seed=0):
 
 
 def make_pool(num_blocks=5, block_size=4):
-    return RowKvPool(INT8, CONFIG, num_blocks, block_size, load_kernel("reference"))
+    return RowKvPool(INT8, CONFIG, num_blocks, block_size, load_kernel("reference", rows="int8"))
 
 
 def stored(pool, layer, slots):

@@ -9,13 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_engine.attention.cpu import call, open_library
+from mini_engine.attention.cpu import call
 from mini_engine.attention.reference import gather
+from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
-from mini_engine.native_build import find_or_build
 from mini_engine.quantized import cpu
 from mini_engine.quantized.formats import FORMATS, INT4, INT8
-from mini_engine.quantized.kernels import load_kernel
 from tests.l3.kernel_cases import int32, make_case, relative_error
 from tests.l3.pickled import Worker
 from tests.support import OneOf, refused
@@ -90,7 +89,7 @@ def attend(kernel, request):
 def run(kernel, case):
     rows, _, name = kernel.partition(" ")
     try:
-        loaded = load_kernel(name, "cpu", case.q.dtype, FORMATS[rows])
+        loaded = load_kernel(name, "cpu", case.q.dtype, rows)
     except UserError as why:
         pytest.skip(f"NOT CHECKED: the {kernel} kernel; {why}")
     return loaded(*inputs_of(case))
@@ -178,12 +177,12 @@ def test_in_cpp_a_tokens_bits_do_not_depend_on_batch_blocks_or_chunks(name, dtyp
 def test_in_cpp_other_processors_instructions_give_what_float64_gives(rows, dtype, flags):
     if flags and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip(f"NOT CHECKED: {flags}; this processor is of another kind")
-    name = cpu.name_of(rows.name, dtype)
-    library = find_or_build(cpu.SOURCES[rows.name], lambda path: open_library(path, [name]), (flags.split(),))
+    library = replace(cpu.LIBRARIES[rows.name], flag_sets=(flags.split(),))
+    function = library.function(f"paged_attention_{rows.name}", dtype)
     for shape in SHAPES:
         case = case_of(rows.name, MIXED, dtype=dtype, **SHAPES[shape])
         q, *rest = inputs_of(case)
-        out = rows.rotate(call(getattr(library, name), rows.rotate(q), *rest))
+        out = rows.rotate(call(function, rows.rotate(q), *rest))
         check(out, case, f"{flags}, {shape}")
 
 
@@ -210,7 +209,7 @@ def test_inputs_that_cannot_be_right_are_refused_in_one_sentence(what):
     good = case_of("int8", [(1, 6), (2, 3)], padded_rows=0)
     case = replace(good, **REFUSED[what](good))
     with pytest.raises(ValueError) as caught:
-        load_kernel("reference")(*inputs_of(case))
+        load_kernel("reference", rows="int8")(*inputs_of(case))
     assert "\n" not in str(caught.value)
 
 
@@ -223,12 +222,12 @@ def test_a_block_that_does_not_exist_is_refused(name):
 
 
 def test_kernels_are_chosen_by_lesson_3s_names():
-    assert load_kernel("auto").name == OneOf("int8 cpu", "int8 torch")
-    assert load_kernel("auto", rows=INT4).name == OneOf("int4 cpu", "int4 torch")
+    assert load_kernel("auto", rows="int8").name == OneOf("int8 cpu", "int8 torch")
+    assert load_kernel("auto", rows="int4").name == OneOf("int4 cpu", "int4 torch")
     with pytest.raises(UserError) as caught:
-        load_kernel("cuda")
+        load_kernel("cuda", rows="int8")
     assert "cuda" in str(caught.value) and "reference" in str(caught.value)
     with refused(UserError, "'blockwise' int8 auto reference torch cpu"):
-        load_kernel("blockwise")
+        load_kernel("blockwise", rows="int8")
     with pytest.raises(UserError):
-        load_kernel("cpu", "cpu", torch.float16)
+        load_kernel("cpu", "cpu", torch.float16, "int8")

@@ -9,16 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mini_engine.attention.reference import gather
+from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.latents import reading, store
-from mini_engine.latents.cpu import call, open_library
-from mini_engine.latents.kernels import load_kernel as load_plain
+from mini_engine.latents.cpu import call
 from mini_engine.latents.reading import expanded_attention
-from mini_engine.native_build import find_or_build
 from mini_engine.quantized import latents as row_latents
 from mini_engine.quantized.formats import FORMATS, INT4, INT8
-from mini_engine.quantized.latents import load_kernel
 from mini_engine.quantized.pool import RowKvPool, bytes_per_token
 from mini_engine.tiers.blocks import BlockBytes
 from tests.l16.latent_cases import ROUNDED, TOLERANCE, LatentCase, latent_case
@@ -53,7 +51,7 @@ def of_rows(kernel: str, case: LatentCase) -> LatentCase:
 def run(kernel: str, case: LatentCase) -> torch.Tensor:
     rows, _, name = kernel.partition(" ")
     try:
-        loaded = load_kernel(name, "cpu", case.q.dtype, FORMATS[rows])
+        loaded = load_kernel(name, "cpu", case.q.dtype, rows, latents=True)
     except UserError as why:
         pytest.skip(f"NOT CHECKED: the {kernel} kernel; {why}")
     return loaded(*case.inputs)
@@ -128,7 +126,7 @@ def test_what_a_sequence_does_not_own_changes_nothing(kernel):
 def test_int8_rows_are_read_as_the_numbers_that_they_stand_for(name):
     case = of_rows("int8", latent_case(MIXED, rank=18, rope=6))  # rows of 20 + 4 and 8 + 4 bytes
     c, r = (INT8.unpack(x, dim, torch.float32) for x, dim in ((case.c_cache, 18), (case.r_cache, 6)))
-    plain = load_plain(name)(*replace(case, c_cache=c, r_cache=r).inputs)
+    plain = load_kernel(name, latents=True)(*replace(case, c_cache=c, r_cache=r).inputs)
     assert torch.equal(run(f"int8 {name}", case), plain), "reading rows or their numbers gives the same bits"
 
 
@@ -154,12 +152,12 @@ def test_batch_and_threads_change_no_bit(kernel, dtype):
 def test_in_cpp_other_processors_instructions_give_what_dense_attention_gives(rows, flags, dtype):
     if flags and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip(f"NOT CHECKED: {flags}; this processor is of another kind")
-    name = row_latents.name_of(rows.name, dtype)
-    library = find_or_build(row_latents.SOURCES, lambda path: open_library(path, [name]), (flags.split(),))
+    library = replace(row_latents.LIBRARY, flag_sets=(flags.split(),))
+    function = library.function(f"latent_attention_{rows.name}", dtype)
     for shape in SHAPES:
         case = of_rows(rows.name, latent_case([*MIXED, (1, 600)], dtype=dtype, **SHAPES[shape]))
         q, q_rope, *rest = case.inputs
-        out = rows.rotate(call(getattr(library, name), rows.rotate(q), rows.rotate(q_rope), *rest))
+        out = rows.rotate(call(function, rows.rotate(q), rows.rotate(q_rope), *rest))
         assert case.error_of(out) < ROUNDED[dtype], f"{flags}, {shape}"
 
 
@@ -178,12 +176,12 @@ def test_a_kernel_refuses_other_rows(kernel):
 
 
 def test_kernels_are_chosen_by_lesson_3s_names():
-    assert load_kernel("auto").name == OneOf("int8 latents cpu", "int8 latents torch")
-    assert load_kernel("auto", rows=INT4).name == OneOf("int4 latents cpu", "int4 latents torch")
+    assert load_kernel("auto", rows="int8", latents=True).name == OneOf("int8 latents cpu", "int8 latents torch")
+    assert load_kernel("auto", rows="int4", latents=True).name == OneOf("int4 latents cpu", "int4 latents torch")
     with refused(UserError, "'triton' int4 auto reference blockwise"):
-        load_kernel("triton", rows=INT4)
+        load_kernel("triton", rows="int4", latents=True)
     with refused(UserError, "float32 bfloat16 torch.float16"):
-        load_kernel("cpu", "cpu", torch.float16)
+        load_kernel("cpu", "cpu", torch.float16, "int8", latents=True)
 
 
 # ---------------------------------------------------------------- expanded, pools, records
@@ -193,7 +191,7 @@ def test_kernels_are_chosen_by_lesson_3s_names():
 def test_rows_are_widened_and_rotated_back_before_they_are_expanded(rows):
     pool = pool_of([(5, 9)], pack=lambda x, dim, dtype: rows.write(x.nan_to_num()))
     q, kv_b = randoms((5, HEADS, NOPE + ROPE), (HEADS, NOPE + V, RANK), seed=4)
-    config, widen = config_of(), load_kernel("reference", rows=rows).widen
+    config, widen = config_of(), load_kernel("reference", rows=rows.name, latents=True).widen
     out = expanded_attention(q, (pool.c_cache, pool.r_cache), pool.table[0], 9, kv_b, config, widen)
     c, r = (rows.read(rows.write(x), x.shape[1], torch.float32) for x in pool.histories[0])
     close(out, attention(q, c, r, kv_b, config.attention_scale), "of rows, the vectors that they stand for")
@@ -202,7 +200,7 @@ def test_rows_are_widened_and_rotated_back_before_they_are_expanded(rows):
 @EACH_FORMAT
 def test_a_pool_has_a_row_for_each_latent_and_each_rotary_key(rows):
     config = model().config
-    pool = RowKvPool(rows, config, 5, BLOCK, load_kernel("reference", rows=rows))
+    pool = RowKvPool(rows, config, 5, BLOCK, load_kernel("reference", rows=rows.name, latents=True))
     widths = [rows.row_bytes(24), rows.row_bytes(8)]
     assert [x.shape[3] for x in (pool.K[0], pool.V[0])] == widths == {"int8": [28, 12], "int4": [16, 8]}[rows.name]
     assert pool.bytes == 5 * BLOCK * bytes_per_token(config, rows) == 5 * BLOCK * 3 * sum(widths)

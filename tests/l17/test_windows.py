@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from mini_engine.attention.contract import EVERY_KEY
 from mini_engine.attention.reference import gather
+from mini_engine.attention.registry import load_kernel, windowed
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.quantized.formats import FORMATS
-from mini_engine.quantized.kernels import load_kernel
-from mini_engine.windows.kernels import windowed
 from tests.l3.kernel_cases import relative_error
 from tests.l3.new_memory import NewMemory
 from tests.l3.pickled import Worker
@@ -57,7 +56,7 @@ def cpp(request):
 def load(kernel, dtype):
     rows, _, name = kernel.partition(" ")
     try:
-        return load_kernel(name, "cpu", dtype, FORMATS[rows])
+        return load_kernel(name, "cpu", dtype, rows)
     except UserError as why:
         pytest.skip(f"NOT CHECKED: the {kernel} kernel; {why}")
 

@@ -9,15 +9,12 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 def main() -> None:
     from mini_engine.attention.contract import EVERY_KEY
-    from mini_engine.quantized.formats import FORMATS
-    from mini_engine.quantized.kernels import load_kernel
-    from mini_engine.windows.kernels import windowed
+    from mini_engine.attention.registry import load_kernel
 
     def attend(rows, q, *rest, window=EVERY_KEY):
         if isinstance(q, int):
             window, q, *rest = q, *rest
-        kernel = load_kernel("triton", "cpu", q.dtype, FORMATS[rows])
-        return (kernel if window == EVERY_KEY else windowed(kernel, window))(q, *rest)
+        return load_kernel("triton", "cpu", q.dtype, rows, window)(q, *rest)
 
     answer_calls(attend)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from mini_engine.attention.registry import load_kernel
 from mini_engine.build import build_engine, over_ranks
 from mini_engine.engine.runner import Step
 from mini_engine.engine.scheduler_config import SchedulerConfig
@@ -14,7 +15,6 @@ from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
-from mini_engine.latents.kernels import load_kernel
 from mini_engine.latents.store import LatentKv
 from mini_engine.parts import identity_of
 from mini_engine.quantized.formats import INT8
@@ -89,10 +89,10 @@ def with_tiers(ranks, **options):
 def test_a_record_has_the_same_bytes_whatever_the_number_of_ranks(kind, num_ranks):
     memories = [Memory(part(checkpoint(), rank, num_ranks)) for rank in range(num_ranks)]
     for memory in memories:
-        memory.pools["kv"] = kind(memory.model.config, 5, 4, load_kernel("torch"))
+        memory.pools["kv"] = kind(memory.model.config, 5, 4, load_kernel("torch", latents=True))
         for tensor in BlockBytes.of_pool(memory.pools["kv"]).tensors:
             tensor.zero_()
-    alone = kind(model().config, 5, 4, load_kernel("torch"))
+    alone = kind(model().config, 5, 4, load_kernel("torch", latents=True))
     for tensor in (*alone.K, *alone.V):
         tensor.copy_(torch.randint(-100, 100, tensor.shape, generator=torch.Generator().manual_seed(tensor.shape[-1])))
     expected = BlockBytes.of_pool(alone)
@@ -148,7 +148,7 @@ def test_shares_add_up_to_the_whole_model_and_store_the_same_latents(family, bac
     ids = torch.tensor(some_ids(20, 160))
 
     def run(model):
-        pool = KvPool(model.config, 6, 4, load_kernel("torch"))
+        pool = KvPool(model.config, 6, 4, load_kernel("torch", latents=True))
         store = LatentKv(model.config, pool)
         slots, table = torch.arange(4, 24), torch.arange(1, 6)[None].int()
         meta = ForwardMeta(torch.arange(20), slots, torch.tensor([0, 20]).int(), torch.tensor([20]).int(), table, 4)

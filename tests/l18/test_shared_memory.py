@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mini_engine.errors import UserError
-from mini_engine.ranks.shared_memory import SharedMemoryCollectives, bytes_for, load_library
+from mini_engine.ranks.shared_memory import LIBRARY, SharedMemoryCollectives, bytes_for
 
 try:
-    load_library()
+    LIBRARY.load()
 except UserError as why:
     pytest.skip(str(why), allow_module_level=True)
 

@@ -35,7 +35,7 @@ def chosen(name="auto", device="cpu", num_ranks=2):
 
 
 def test_without_a_compiler_ranks_use_gloo_and_say_what_that_costs(monkeypatch, capsys):
-    monkeypatch.setattr(ways, "load_library", no_compiler)
+    monkeypatch.setattr(ways, "LIBRARY", SimpleNamespace(load=no_compiler))
     found = chosen()
     assert isinstance(found, TorchTransport) and found.backend == "gloo"
     said = capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Lesson 3. The C++ kernel is built where it can be, and where it cannot, everything still works and says so."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from mini_engine import native_build
 from mini_engine.attention import cpu, registry
 from mini_engine.errors import UserError
 from tests.l3.kernel_cases import make_case, relative_error
-from tests.support import refused
+from tests.support import forget_builds, refused
 
 pytestmark = pytest.mark.reference
 ROOT = Path(__file__).parents[2]
@@ -31,8 +32,9 @@ def compiler():
 @pytest.fixture
 def copier(compiler, tmp_path, monkeypatch):
     """A compiler that copies the library that this machine has anyway: as good as a real one, and takes no seconds."""
-    cpu._library()
-    built = native_build.cache_dir() / native_build.library_name(cpu.SOURCES)
+    with contextlib.suppress(UserError):
+        cpu.LIBRARY.load()
+    built = native_build.cache_dir() / native_build.library_name(cpu.LIBRARY.sources)
     if os.name != "posix" or not built.exists():
         return  # the real compiler, then
     monkeypatch.setenv("CXX", fake_compiler(tmp_path / "copier", f'for last; do :; done; cp "{built}" "$last"'))
@@ -48,7 +50,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def forget():
-    cpu._library.cache_clear()
+    forget_builds(cpu.LIBRARY)
     registry._say_once.cache_clear()
 
 
@@ -116,7 +118,7 @@ def test_a_library_is_built_once_and_then_used_without_a_compiler(cache, monkeyp
 
 def test_a_damaged_library_is_built_again(copier, cache):
     cache.mkdir(parents=True)
-    (cache / native_build.library_name(cpu.SOURCES)).write_bytes(b"not a library")
+    (cache / native_build.library_name(cpu.LIBRARY.sources)).write_bytes(b"not a library")
     assert best_kernel() == "cpu"
     assert len(kept(cache)) == 1, f"one library and no leftovers, found {kept(cache)}"
 

@@ -28,7 +28,7 @@ EVERYWHERE = (*IN_PROCESS, pytest.param("interpreted triton", marks=pytest.mark.
 def interpreted_triton():
     if importlib.util.find_spec("triton") is None:
         pytest.skip("NOT CHECKED: the Triton kernel; Triton is not installed")
-    kernel = Worker("tests.l3.triton_worker", "mini_engine.attention.registry")
+    kernel = Worker("tests.l3.triton_worker")
     yield kernel
     kernel.close()
 

@@ -32,7 +32,7 @@ NEW = 12
 
 def has_compiler():
     try:
-        native.load(torch.float32)
+        native.Functions(torch.float32)
     except UserError:
         return False
     return True

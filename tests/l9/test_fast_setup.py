@@ -13,7 +13,7 @@ from mini_engine.engine.loop import generate
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 from mini_engine.layers import native, speed_up
 from tests.l9.test_fast_model import FAMILY, NEW, backends
-from tests.support import both, checkpoint, hf_greedy, some_ids, write_checkpoint
+from tests.support import both, checkpoint, forget_builds, hf_greedy, some_ids, write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,8 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_without_a_compiler_the_torch_backend_is_used_and_says_so(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    for cached in (native._library, cpu._library):
-        cached.cache_clear()
+    forget_builds(native.LIBRARY, cpu.LIBRARY)
     try:
         model, hf = speed_up(load_model(checkpoint(FAMILY))), both(FAMILY)[1]
         err = capfd.readouterr().err
@@ -32,8 +31,7 @@ def test_without_a_compiler_the_torch_backend_is_used_and_says_so(tmp_path, monk
         got = generate(model, contiguous, CachedSequence(contiguous), prompt, NEW)
         assert got == hf_greedy(hf, prompt, NEW)
     finally:
-        for cached in (native._library, cpu._library):
-            cached.cache_clear()
+        forget_builds(native.LIBRARY, cpu.LIBRARY)
 
 
 MEASURE = """

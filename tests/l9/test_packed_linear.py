@@ -1,6 +1,7 @@
 """Lesson 9. A packed linear layer in C++: its results, and rows that do not affect each other."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def _compiler():
 
 @functools.cache
 def functions(dtype):
-    return native.load(dtype)
+    return native.Functions(dtype)
 
 
 def make(outputs, inputs, dtype, seed=0, bias=False):
@@ -149,7 +150,7 @@ def test_other_instructions_give_the_same_results(name, dtype):
     if name == "AVX2" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         pytest.skip("NOT CHECKED: AVX2; this processor has none")
     try:
-        other = native.Functions(native.build((INSTRUCTIONS[name],)), dtype)
+        other = native.Functions(dtype, replace(native.LIBRARY, flag_sets=(INSTRUCTIONS[name],)))
     except UserError as why:
         pytest.skip(f"NOT CHECKED: {name}; {why}")
     for outputs, inputs in SHAPES:
