@@ -5,7 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mini_engine.families.lfm3 import HeadGatedAttention
+from mini_engine.families.lfm3_model import HeadGatedAttention
 from mini_engine.hybrid.short_conv import ConvStore, ShortConv
 from mini_engine.layers import native
 from mini_engine.layers.exchange import WHOLE, Exchange

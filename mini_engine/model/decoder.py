@@ -60,4 +60,5 @@ class Decoder(nn.Module):
         cos, sin = self.rope(meta.positions, x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin, kv, meta)
-        return self.norm(x if rows is None else x[rows])
+        x = self.norm(x)
+        return x if rows is None else x[rows]

@@ -80,7 +80,7 @@ LAYERS = (
         "the network, its files and its text, independent of any lesson",
         (
             *("model", "checkpoint", "text", "pocket", "pocket_hybrid", "pocket_windows", "pocket_latent"),
-            *("hybrid.model", "latents.model"),
+            *("hybrid.model", "hybrid.short_conv", "latents.model"),
         ),
     ),
     Layer(

@@ -82,14 +82,14 @@ def test_a_failing_kernel_in_the_capture_leaves_an_engine_that_runs(capsys):
 
 
 def on_a_gpu():
-    return SimpleNamespace(device=torch.device("cuda"))
+    return SimpleNamespace(device=torch.device("cuda"), config=SimpleNamespace(model_type="qwen3"))
 
 
 def test_a_gpu_gets_fused_layers(monkeypatch):
     monkeypatch.setattr(fused_layers, "fuse", lambda model: ("fused", model))
     model = on_a_gpu()
-    assert parts.with_backend(model, "auto") == parts.with_backend(model, "fused") == ("fused", model)
-    assert parts.with_backend(model, "reference") is model
+    assert parts.with_layers(model, "auto") == parts.with_layers(model, "fused") == ("fused", model)
+    assert parts.with_layers(model, "reference") is model
 
 
 def test_without_working_kernels_auto_keeps_the_model_and_fused_is_refused(monkeypatch, capsys):
@@ -98,10 +98,10 @@ def test_without_working_kernels_auto_keeps_the_model_and_fused_is_refused(monke
 
     monkeypatch.setattr(fused_layers, "fuse", refuse)
     model = on_a_gpu()
-    assert parts.with_backend(model, "auto") is model
+    assert parts.with_layers(model, "auto") is model
     assert len(capsys.readouterr().err.splitlines()) == 1, "say in one line what is used instead"
     with pytest.raises(UserError):
-        parts.with_backend(model, "fused")
+        parts.with_layers(model, "fused")
 
 
 def test_fused_layers_are_refused_on_a_cpu():

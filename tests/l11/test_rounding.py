@@ -74,7 +74,8 @@ def test_how_much_is_written_is_not_rounded():
     config, kv = both(FAMILY, NARROW)[0].config, Listens()
     heads = config.linear_num_value_heads
     net = GatedDeltaNet(config, 0).to(NARROW)
-    net(torch.randn(3, config.hidden_size, dtype=NARROW), kv, None)
+    nothing = torch.empty(0)
+    net(torch.randn(3, config.hidden_size, dtype=NARROW), nothing, nothing, kv, None)
     assert kv.gates == (WIDE, WIDE), "g and beta are computed in float32"
 
 

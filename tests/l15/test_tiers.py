@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
+from mini_engine.model.qwen3 import qwen3_model
 from mini_engine.tiers.companions import item_key
 from mini_engine.tiers.records import Kind
 from mini_engine.tiers.tiers import Tiers
@@ -173,7 +174,7 @@ def test_models_that_differ_in_nothing_but_the_window_share_no_record(tmp_path):
     answered(first, "cold", [LONG])
     store_of(first).tiers.close()
     config = model().config
-    other = type(model())(WindowConfig.of(config, config.layer_types, config.sliding_window + 1))
+    other = qwen3_model(WindowConfig.of(config, config.layer_types, config.sliding_window + 1))
     other.load_state_dict(model().state_dict())
     second = with_tiers(tmp_path, over=other.eval().requires_grad_(False))
     [request] = ask(second, [LONG])

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from mini_engine.latents.model import latent_model
 from mini_engine.tiers.compact import compact, shrink
 from mini_engine.tiers.store import ALWAYS
 from tests.l16.models import (
@@ -87,7 +88,7 @@ def test_models_that_differ_in_nothing_but_how_they_rotate_share_no_record(tmp_p
     first = with_tiers(tmp_path)
     answered(first, "cold", [LONG])
     store_of(first).tiers.close()
-    other = type(model())(replace(model().config, rope_interleave=False))
+    other = latent_model(replace(model().config, rope_interleave=False))
     other.load_state_dict(model().state_dict())
     second = with_tiers(tmp_path, over=other.eval().requires_grad_(False))
     [request] = ask(second, [LONG])
