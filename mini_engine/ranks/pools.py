@@ -6,9 +6,9 @@ has all of them.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from mini_engine.engine.runner import Group
+from mini_engine.engine.pools import Pools
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.track_slots import TrackSlots
 from mini_engine.kv.block_tensor import KvPool
@@ -17,7 +17,6 @@ from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.ranks.messages import (
     Copy,
     CopyStates,
-    Message,
     PoolSize,
     ReadBlocks,
     ResetStates,
@@ -26,39 +25,16 @@ from mini_engine.ranks.messages import (
     WriteBlocks,
 )
 from mini_engine.ranks.payloads import Run, as_payloads, as_rows, block_layout, has_heads, join, split, state_layout
+from mini_engine.ranks.processes import Ranks
 from mini_engine.tiers.blocks import BlockBytes
 from mini_engine.tiers.records import Bytes
 
 
-class OtherRanks(Group, Protocol):
-    """The part of `processes.Ranks` that pools use. model: rank 0's."""
-
-    num_ranks: int
-    model: Any
-
-    def tell(self, message: Message) -> None:
-        """Send a message to all other ranks."""
-        ...
-
-    def tell_each(self, messages: Sequence[Message]) -> None:
-        """Send each of the other ranks its own message."""
-        ...
-
-    def ask(self, message: Message, num_bytes: int) -> list[bytes]:
-        """Send a message to all other ranks; return the answer of each, `num_bytes` long."""
-        ...
-
-
-class SharedPools:
+class SharedPools(Pools):
     """The pools of all ranks, each for its share of the heads."""
 
-    def __init__(self, ranks: OtherRanks) -> None:
-        self.ranks = ranks
-
-    @property
-    def group(self) -> Group:
-        """The ranks."""
-        return self.ranks
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = self.group = ranks
 
     def maker(self, own: PoolMaker) -> "SharedPoolMaker":
         """Return the pool maker of all ranks; `own` makes rank 0's pool."""
@@ -93,7 +69,7 @@ class SharedPoolMaker(PoolMaker):
         own: makes rank 0's pool; the others get a copy of the maker.
     """
 
-    def __init__(self, ranks: OtherRanks, own: PoolMaker) -> None:
+    def __init__(self, ranks: Ranks, own: PoolMaker) -> None:
         super().__init__(own.config, own.dtype, own.device)
         self.ranks, self.own = ranks, own
 
@@ -125,7 +101,7 @@ class SharedSlots(TrackSlots):
         pool: rank 0's; the others create theirs.
     """
 
-    def __init__(self, ranks: OtherRanks, pool: GdnPool) -> None:
+    def __init__(self, ranks: Ranks, pool: GdnPool) -> None:
         super().__init__(pool.max_reqs, pool.max_track_slots)
         self.ranks, self.pool = ranks, pool
         ranks.tell(StatesSize(pool.for_model, pool.max_reqs, pool.max_track_slots))
@@ -148,7 +124,7 @@ class SharedBlockBytes:
         pool: its name in a rank's memory. own: copies rank 0's. layout: of a rank's payload.
     """
 
-    def __init__(self, ranks: OtherRanks, pool: str, own: BlockBytes, layout: Sequence[Run]) -> None:
+    def __init__(self, ranks: Ranks, pool: str, own: BlockBytes, layout: Sequence[Run]) -> None:
         self.ranks, self.pool, self.own, self.layout = ranks, pool, own, layout
 
     @property
@@ -174,7 +150,7 @@ class SharedBlockBytes:
 class CopiedBlockBytes(BlockBytes):
     """Whole blocks as bytes if every rank has all of each block: reads are rank 0's, writes go to all ranks."""
 
-    def __init__(self, ranks: OtherRanks, kv: KvPool) -> None:
+    def __init__(self, ranks: Ranks, kv: KvPool) -> None:
         super().__init__(*kv.parts)
         self.ranks = ranks
 
