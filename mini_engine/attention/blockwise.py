@@ -11,20 +11,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from mini_engine.attention.contract import Batch
+
 
 def ignore(*kept: Tensor) -> None:
     """Do nothing. The `watch` of a kernel that is not being recorded."""
 
 
-def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
-    scale: float,
-) -> Tensor:
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float) -> Tensor:
     """Implement the contract of `mini_engine.attention.contract` in plain torch, on any device.
 
     A sequence without queries is skipped, whatever its row of the table holds.
@@ -33,9 +27,9 @@ def paged_attention(
         `[T, H_q, D]` in q's dtype; rows of q that belong to no sequence give zeros. The inputs are not changed.
     """
     out = torch.zeros_like(q)
-    for s, (begin, end) in enumerate(pairwise(cu_seqlens_q.tolist())):
+    for s, (begin, end) in enumerate(pairwise(batch.cu_seqlens_q.tolist())):
         if begin < end:
-            blocks, kv_len = block_table[s].tolist(), int(seq_lens_kv[s])
+            blocks, kv_len = batch.block_table[s].tolist(), int(batch.seq_lens_kv[s])
             out[begin:end] = attend_blocks(q[begin:end], k_cache, v_cache, blocks, kv_len, scale)
     return out
 

@@ -1,10 +1,11 @@
 """Lesson 3. Paged attention: one contract, several kernels.
 
-    out = paged_attention(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
+    out = paged_attention(q, k_cache, v_cache, batch, scale)
 
     q             [T, H_q, D]                          the step's queries, all sequences packed one after the other
     k_cache       [num_blocks, block_size, H_kv, D]    one layer's keys; token i of a sequence lies in block
     v_cache       as k_cache                           block_table[s, i // block_size] at offset i % block_size
+    batch         Batch                                three tables, which say what belongs to each of S sequences:
     cu_seqlens_q  [S + 1] int32                        q rows cu_seqlens_q[s] … cu_seqlens_q[s + 1] - 1 are sequence s
     seq_lens_kv   [S] int32                            keys each sequence has, this step's own included
     block_table   [S, max_blocks] int32                each sequence's blocks in order; later entries are not read
@@ -31,6 +32,14 @@ import torch
 from torch import Tensor
 
 EVERY_KEY = 2**31 - 1  # a window: the number of keys a query sees, its own included; this one hides none
+
+
+class Batch(NamedTuple):
+    """The sequences of one call, as the contract says: their rows of q, their numbers of keys, and their blocks."""
+
+    cu_seqlens_q: Tensor
+    seq_lens_kv: Tensor
+    block_table: Tensor
 
 
 class Wanted(NamedTuple):
@@ -73,14 +82,12 @@ class Kernel:
     wanted: Wanted | None = None
 
     def __call__(self, *inputs: Any) -> Tensor:
-        """Return attention as the contract says; ValueError from `check_inputs` before anything runs."""
+        """Return attention for q, k_cache, v_cache, batch and scale; ValueError from `check_inputs` before it runs."""
         check_inputs(*inputs[:-1])
         return self.paged_attention(*inputs)
 
 
-def check_inputs(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, cu_seqlens_q: Tensor, seq_lens_kv: Tensor, block_table: Tensor
-) -> None:
+def check_inputs(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> None:
     """Reject inputs that no kernel could answer, with one sentence, before anything runs.
 
     Shapes, dtypes and devices are always checked. Lengths are read only where that needs no wait for a device.
@@ -89,19 +96,18 @@ def check_inputs(
         ValueError: names the argument, its value and what is allowed.
     """
     _check_shapes(q, k_cache, v_cache)
-    check_batch(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table)
+    check_batch(q, k_cache, v_cache, batch)
 
 
-def check_batch(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, cu_seqlens_q: Tensor, seq_lens_kv: Tensor, block_table: Tensor
-) -> None:
+def check_batch(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> None:
     """Check tables, devices and lengths: the part of `check_inputs` that does not depend on the caches' row format."""
-    _check_tables(cu_seqlens_q, seq_lens_kv, block_table)
-    for name, x in (("k_cache", k_cache), ("v_cache", v_cache), ("block_table", block_table)):
+    _check_tables(batch)
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache), ("block_table", batch.block_table)):
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device} and q on {q.device}; put both on one device")
-    if block_table.device.type == "cpu":
-        _check_lengths(len(q), cu_seqlens_q.tolist(), seq_lens_kv.tolist(), block_table.shape[1] * k_cache.shape[1])
+    if batch.block_table.device.type == "cpu":
+        reach = batch.block_table.shape[1] * k_cache.shape[1]
+        _check_lengths(len(q), batch.cu_seqlens_q.tolist(), batch.seq_lens_kv.tolist(), reach)
 
 
 def _check_shapes(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
@@ -120,10 +126,11 @@ def _check_shapes(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
         raise ValueError("k_cache and v_cache must be contiguous; pass one layer's tensor as it was allocated")
 
 
-def _check_tables(cu_seqlens_q: Tensor, seq_lens_kv: Tensor, block_table: Tensor) -> None:
-    for name, x in (("cu_seqlens_q", cu_seqlens_q), ("seq_lens_kv", seq_lens_kv), ("block_table", block_table)):
+def _check_tables(batch: Batch) -> None:
+    for name, x in batch._asdict().items():
         if x.dtype != torch.int32:
             raise ValueError(f"{name} is {x.dtype}; kernel tables are int32")
+    cu_seqlens_q, seq_lens_kv, block_table = batch
     num_seqs = seq_lens_kv.numel()
     if seq_lens_kv.dim() != 1 or cu_seqlens_q.shape != (num_seqs + 1,):
         raise ValueError(

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import EVERY_KEY
+from mini_engine.attention.contract import EVERY_KEY, Batch
 from mini_engine.native_build import Library, Signature
 
 HEADERS = tuple(
@@ -40,30 +40,26 @@ def paged_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
+    batch: Batch,
     scale: float,
     window: int = EVERY_KEY,
 ) -> Tensor:
     """Implement the contract. q's dtype selects the function: float32's would read past the end of bfloat16 data."""
     function = LIBRARY.function("paged_attention", q.dtype)
-    return call(function, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale, window)
+    return call(function, q, k_cache, v_cache, batch, scale, window)
 
 
 def scalar_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
+    batch: Batch,
     scale: float,
     window: int = EVERY_KEY,
 ) -> Tensor:
     """Implement the contract with `scalar.h`'s plain loops on one thread: a baseline to read, test and measure."""
     function = LIBRARY.function("paged_attention_scalar", q.dtype)
-    return call(function, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale, window)
+    return call(function, q, k_cache, v_cache, batch, scale, window)
 
 
 def call(
@@ -71,9 +67,7 @@ def call(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
+    batch: Batch,
     scale: float,
     window: int = EVERY_KEY,
 ) -> Tensor:
@@ -84,9 +78,9 @@ def call(
     """
     if q.stride()[1:] != (q.shape[2], 1):
         q = q.contiguous()
-    tables = [x.contiguous() for x in (cu_seqlens_q, seq_lens_kv, block_table)]
+    tables = [x.contiguous() for x in batch]
     out = q.new_empty(q.shape)
-    sizes = sizes_of(q, out, k_cache, block_table, window)
+    sizes = sizes_of(q, out, k_cache, batch.block_table, window)
     pointers = [x.data_ptr() for x in (q, k_cache, v_cache, out, *tables)]
     bad_seq = function(*pointers, sizes, scale, torch.get_num_threads())
     if bad_seq >= 0:
@@ -94,12 +88,10 @@ def call(
     return out
 
 
-def spared_keys(
-    q: Tensor, k_cache: Tensor, starts: Tensor, kv_lens: Tensor, table: Tensor, window: int = EVERY_KEY
-) -> int:
-    """Return the number of key reads that a call with these int32 tables saves because its decodes share blocks."""
-    tables = [x.data_ptr() for x in (starts, kv_lens, table)]
-    return LIBRARY.function("paged_attention_spared")(*tables, sizes_of(q, q, k_cache, table, window))
+def spared_keys(q: Tensor, k_cache: Tensor, batch: Batch, window: int = EVERY_KEY) -> int:
+    """Return the number of key reads that a call with this batch saves because its decodes share blocks."""
+    tables = [x.data_ptr() for x in batch]
+    return LIBRARY.function("paged_attention_spared")(*tables, sizes_of(q, q, k_cache, batch.block_table, window))
 
 
 def sizes_of(q: Tensor, out: Tensor, k_cache: Tensor, block_table: Tensor, window: int = EVERY_KEY) -> AttentionSizes:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mini_engine.attention.contract import EVERY_KEY
+from mini_engine.attention.contract import EVERY_KEY, Batch
 from mini_engine.attention.dense import causal_attention
 
 COPY_BYTES = 2**22  # K and V of sequences attended to together; a longer sequence is attended to alone
@@ -45,19 +45,10 @@ class FoldedAttention:
     def __init__(self, window: int = EVERY_KEY) -> None:
         self._buffer, self._window = CopyBuffer(), window
 
-    def __call__(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        cu_seqlens_q: Tensor,
-        seq_lens_kv: Tensor,
-        block_table: Tensor,
-        scale: float,
-    ) -> Tensor:
+    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float) -> Tensor:
         out, decodes = torch.zeros_like(q), []
-        gather = partial(self._buffer.gather, k_cache, v_cache, block_table)
-        for span in read_spans(cu_seqlens_q, seq_lens_kv):
+        gather = partial(self._buffer.gather, k_cache, v_cache, batch.block_table)
+        for span in read_spans(batch):
             if span.q_len == 1:
                 decodes.append(span)
             elif span.q_len > 1:
@@ -71,9 +62,9 @@ class FoldedAttention:
         return out
 
 
-def read_spans(cu_seqlens_q: Tensor, seq_lens_kv: Tensor) -> list[Span]:
+def read_spans(batch: Batch) -> list[Span]:
     """Return every sequence's rows and number of keys, in order, sequences without queries included."""
-    bounds, kv_lens = pairwise(cu_seqlens_q.tolist()), seq_lens_kv.tolist()
+    bounds, kv_lens = pairwise(batch.cu_seqlens_q.tolist()), batch.seq_lens_kv.tolist()
     return [Span(s, begin, end - begin, kv_lens[s]) for s, (begin, end) in enumerate(bounds)]
 
 

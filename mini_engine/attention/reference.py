@@ -9,18 +9,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from mini_engine.attention.contract import Batch
 from mini_engine.attention.dense import causal_attention
 
 
-def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
-    scale: float,
-) -> Tensor:
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float) -> Tensor:
     """Implement the contract of `mini_engine.attention.contract` in plain torch, on any device.
 
     Query i of sequence s sees its keys 0 … kv_len - q_len + i. A sequence without queries is skipped, whatever its row
@@ -30,12 +23,12 @@ def paged_attention(
         `[T, H_q, D]` in q's dtype. The inputs are not changed.
     """
     out = torch.zeros_like(q)  # rows that belong to no sequence stay zero
-    for s, (begin, end) in enumerate(pairwise(cu_seqlens_q.tolist())):
+    for s, (begin, end) in enumerate(pairwise(batch.cu_seqlens_q.tolist())):
         if begin == end:
             continue
-        kv_len = int(seq_lens_kv[s])
-        k = gather(k_cache, block_table[s], kv_len)
-        v = gather(v_cache, block_table[s], kv_len)
+        kv_len = int(batch.seq_lens_kv[s])
+        k = gather(k_cache, batch.block_table[s], kv_len)
+        v = gather(v_cache, batch.block_table[s], kv_len)
         out[begin:end] = causal_attention(q[begin:end], k, v, scale)
     return out
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from mini_engine.attention.contract import EVERY_KEY
+from mini_engine.attention.contract import EVERY_KEY, Batch
 from mini_engine.attention.triton_launch import MAX_SPLITS, MIN_SPLIT, LaunchConfig, launch_config
 from mini_engine.errors import UserError
 
@@ -36,14 +36,12 @@ def paged_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
+    batch: Batch,
     scale: float,
     window: int = EVERY_KEY,
 ) -> Tensor:
     """Implement `mini_engine.attention.contract` on a GPU. Block ids are trusted: a check would wait for the device."""
-    return launch(_load_rows, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale, window)
+    return launch(_load_rows, q, k_cache, v_cache, batch, scale, window)
 
 
 def launch(
@@ -51,9 +49,7 @@ def launch(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
+    batch: Batch,
     scale: float,
     window: int = EVERY_KEY,
 ) -> Tensor:
@@ -63,8 +59,8 @@ def launch(
     """
     num_rows, heads, dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
-    num_seqs, max_blocks = block_table.shape
-    q, block_table = q.contiguous(), block_table.contiguous()
+    num_seqs, max_blocks = batch.block_table.shape
+    q, block_table = q.contiguous(), batch.block_table.contiguous()
     out = torch.zeros_like(q)  # rows that belong to no sequence stay zero
     if not num_seqs or not num_rows:
         return out
@@ -78,13 +74,13 @@ def launch(
     )
     parts, stats = _partial_results(config, num_seqs, q)
     _attend[(config.tiles + num_seqs * (config.splits - 1), kv_heads)](
-        q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, out, parts, stats, scale * LOG2_E,
+        q, k_cache, v_cache, batch.cu_seqlens_q, batch.seq_lens_kv, block_table, out, parts, stats, scale * LOG2_E,
         num_seqs, max_blocks, config.tiles, config.splits, LOAD_ROWS=load_rows, **constants(config, q, k_cache, window),
     )  # fmt: skip
     if config.needs_merge:
         sizes = dict(HEADS=heads, DIM=dim, WIDTH=config.width, SPLITS=config.padded_splits)
         fixed: dict[str, Any] = sizes | {"WINDOW": window}
-        _merge[(num_seqs, heads)](parts, stats, out, cu_seqlens_q, seq_lens_kv, num_seqs, **fixed)
+        _merge[(num_seqs, heads)](parts, stats, out, batch.cu_seqlens_q, batch.seq_lens_kv, num_seqs, **fixed)
     return out
 
 

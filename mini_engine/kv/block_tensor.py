@@ -12,9 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mini_engine.attention.contract import Batch
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.kv.block_table import NULL_BLOCK, BlockTable
 from mini_engine.kv.direct import LayerCache
+from mini_engine.kv.store import Store
 from mini_engine.kv.token_flat import check_slots
 
 
@@ -36,6 +38,11 @@ class ForwardMeta:
     seq_lens_kv: Tensor
     block_table: Tensor
     block_size: int
+
+    @property
+    def batch(self) -> Batch:
+        """The tables that a kernel takes."""
+        return Batch(self.cu_seqlens_q, self.seq_lens_kv, self.block_table)
 
 
 def allocate_layers(
@@ -73,7 +80,7 @@ class PoolShape(Protocol):
         ...
 
 
-class KvPool:
+class KvPool(Store):
     """K and V of all requests, `[num_blocks, block_size, H_kv, D]` for each layer, as the shape says.
 
     `num_blocks` includes the null block. `kernel` is a paged-attention kernel of `mini_engine.attention`; it reads the
@@ -148,15 +155,7 @@ class KvPool:
 
     def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
         """Compute attention of the packed q `[T, H_q, D]`, each sequence over its own blocks, read in place."""
-        return self.kernel(
-            q,
-            self.K[layer],
-            self.V[layer],
-            meta.cu_seqlens_q,
-            meta.seq_lens_kv,
-            meta.block_table,
-            q.shape[-1] ** -0.5,
-        )
+        return self.kernel(q, self.K[layer], self.V[layer], meta.batch, q.shape[-1] ** -0.5)
 
     def layer_caches(self, meta: ForwardMeta) -> list[LayerCache]:
         """Return the tensors of each layer, with the slots and the table that all layers share."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from mini_engine.attention.dense import causal_attention
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import CacheFull
+from mini_engine.kv.store import Store
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,8 @@ class ForwardMeta:
     kv_len: int
 
 
-class ContiguousKv:
+class ContiguousKv(Store):
     """K and V of one sequence, `[max_seq_len, H_kv, D]` for each layer; row = position."""
-
-    direct = False  # layers ask it to write and to attend
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ class LayerCache(NamedTuple):
 class DirectStore(Protocol):
     """The tensors that a store offers, beside `set_kv` and `attend`, if `direct` is true.
 
-    direct: K and V are stored as they are, so a layer may write them and run the kernel itself. Every store has it.
+    direct: K and V are stored as they are, so a layer may write them and run the kernel itself.
     kernel: reads the tensors in place.
     """
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.dense import causal_attention
+from mini_engine.kv.store import Store
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,10 @@ class ForwardMeta:
         return self.positions
 
 
-class NoCache:
+class NoCache(Store):
     """The store that keeps nothing between steps: attention reads the K and V of the same step."""
 
     bytes = 0
-    direct = False  # layers ask it to write and to attend
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """Hold this layer's k and v `[T, H_kv, D]` for the call of `attend` that follows."""

@@ -15,6 +15,7 @@ from mini_engine.attention.dense import causal_attention
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import UserError
 from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.store import Store
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,8 @@ class ForwardMeta:
     is_prefill: bool
 
 
-class KvPool:
+class KvPool(Store):
     """K and V of all requests, `[num_slots, H_kv, D]` for each layer. Does not know which request owns which slot."""
-
-    direct = False  # layers ask it to write and to attend
 
     def __init__(
         self,

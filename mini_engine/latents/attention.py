@@ -6,6 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from mini_engine.attention.contract import Batch
 from mini_engine.attention.reference import gather
 from mini_engine.kv.block_table import NULL_BLOCK
 from mini_engine.latents.contract import Widen, as_it_is
@@ -16,9 +17,7 @@ def reference_attention(
     q_rope: Tensor,
     c_cache: Tensor,
     r_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
+    batch: Batch,
     scale: float,
     widen: Widen = as_it_is,
 ) -> Tensor:
@@ -28,12 +27,12 @@ def reference_attention(
         `[T, H, rank]` in q's dtype; rows of q that belong to no sequence give zeros. The inputs are not changed.
     """
     out = torch.zeros_like(q)
-    for s, (begin, end) in enumerate(pairwise(cu_seqlens_q.tolist())):
+    for s, (begin, end) in enumerate(pairwise(batch.cu_seqlens_q.tolist())):
         if begin == end:
             continue
-        kv_len = int(seq_lens_kv[s])
-        c = widen(gather(c_cache, block_table[s], kv_len), q.shape[2], q.dtype)[:, 0]
-        r = widen(gather(r_cache, block_table[s], kv_len), q_rope.shape[2], q.dtype)[:, 0]
+        kv_len = int(batch.seq_lens_kv[s])
+        c = widen(gather(c_cache, batch.block_table[s], kv_len), q.shape[2], q.dtype)[:, 0]
+        r = widen(gather(r_cache, batch.block_table[s], kv_len), q_rope.shape[2], q.dtype)[:, 0]
         scores = torch.einsum("qhc,kc->qhk", q[begin:end], c) + torch.einsum("qhr,kr->qhk", q_rope[begin:end], r)
         weights = hide_later(scores.float() * scale, 0, kv_len).softmax(-1)
         out[begin:end] = torch.einsum("qhk,kc->qhc", weights.to(q.dtype), c)
@@ -45,22 +44,18 @@ def batched_attention(
     q_rope: Tensor,
     c_cache: Tensor,
     r_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
+    batch: Batch,
     scale: float,
     widen: Widen = as_it_is,
 ) -> Tensor:
     """Attend with all sequences of a decode step at once, over copies padded to the longest; otherwise as above."""
-    starts = cu_seqlens_q.tolist()
-    if len(q) != len(block_table) or starts != list(range(len(starts))):
-        return reference_attention(
-            q, q_rope, c_cache, r_cache, cu_seqlens_q, seq_lens_kv, block_table, scale, widen=widen
-        )
-    longest, block_size = int(seq_lens_kv.max()), c_cache.shape[1]
+    starts = batch.cu_seqlens_q.tolist()
+    if len(q) != len(batch.block_table) or starts != list(range(len(starts))):
+        return reference_attention(q, q_rope, c_cache, r_cache, batch, scale, widen=widen)
+    longest, block_size = int(batch.seq_lens_kv.max()), c_cache.shape[1]
     keys = torch.arange(longest, device=q.device)
-    past = keys >= seq_lens_kv[:, None]  # [S, longest]
-    blocks = block_table[:, keys // block_size].masked_fill(past, NULL_BLOCK)
+    past = keys >= batch.seq_lens_kv[:, None]  # [S, longest]
+    blocks = batch.block_table[:, keys // block_size].masked_fill(past, NULL_BLOCK)
     c, r = (
         widen(cache[blocks, keys % block_size], part.shape[2], q.dtype)[:, :, 0].masked_fill(past[..., None], 0.0)
         for cache, part in ((c_cache, q), (r_cache, q_rope))
@@ -75,9 +70,7 @@ def paged_attention(
     q_rope: Tensor,
     c_cache: Tensor,
     r_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
+    batch: Batch,
     scale: float,
     widen: Widen = as_it_is,
 ) -> Tensor:
@@ -87,9 +80,10 @@ def paged_attention(
         `[T, H, rank]` in q's dtype; rows of q that belong to no sequence give zeros. The inputs are not changed.
     """
     out = torch.zeros_like(q)
-    for s, (begin, end) in enumerate(pairwise(cu_seqlens_q.tolist())):
+    for s, (begin, end) in enumerate(pairwise(batch.cu_seqlens_q.tolist())):
         if begin < end:
-            queries, blocks, kv_len = (q[begin:end], q_rope[begin:end]), block_table[s].tolist(), int(seq_lens_kv[s])
+            queries, kv_len = (q[begin:end], q_rope[begin:end]), int(batch.seq_lens_kv[s])
+            blocks = batch.block_table[s].tolist()
             out[begin:end] = attend_blocks(*queries, c_cache, r_cache, blocks, kv_len, scale, widen)
     return out
 

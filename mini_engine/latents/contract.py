@@ -1,6 +1,6 @@
 """Lesson 16. Attention over latents: one contract, several kernels.
 
-    out = latent_attention(q, q_rope, c_cache, r_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
+    out = latent_attention(q, q_rope, c_cache, r_cache, batch, scale)
 
     q         [T, H, rank]                           queries that have absorbed W_UK: they meet latents themselves
     q_rope    [T, H, rope]                           the part of the queries with RoPE
@@ -9,7 +9,7 @@
     out       [T, H, rank]                           a weighted sum of latents for each head, in q's dtype
 
 Scores are scale * (q · c + q_rope · r). Everything else is lesson 3's contract (`mini_engine.attention.contract`):
-tables, causality, padding, and the slots that are never read. It is multi-query attention (Shazeer, 2019,
+batches, causality, padding, and the slots that are never read. It is multi-query attention (Shazeer, 2019,
 arXiv:1911.02150) whose values are part of its keys, so a kernel reads a latent once for all heads, and once for both
 scores and sums.
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import Kernel, check_batch
+from mini_engine.attention.contract import Batch, Kernel, check_batch
 
 Widen = Callable[[Tensor, int, torch.dtype], Tensor]
 
@@ -50,14 +50,12 @@ class LatentKernel(Kernel):
         q_rope: Tensor,
         c_cache: Tensor,
         r_cache: Tensor,
-        cu_seqlens_q: Tensor,
-        seq_lens_kv: Tensor,
-        block_table: Tensor,
+        batch: Batch,
         scale: float,
     ) -> Tensor:
         check_latents(q, q_rope, c_cache, r_cache, self.row_of, self.cached or q.dtype)
-        check_batch(q, c_cache, r_cache, cu_seqlens_q, seq_lens_kv, block_table)
-        return self.paged_attention(q, q_rope, c_cache, r_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
+        check_batch(q, c_cache, r_cache, batch)
+        return self.paged_attention(q, q_rope, c_cache, r_cache, batch, scale)
 
 
 def check_latents(

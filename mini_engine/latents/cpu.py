@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mini_engine.attention.contract import Batch
 from mini_engine.attention.cpu import HEADERS
 from mini_engine.native_build import Library, Signature
 
@@ -33,19 +34,9 @@ ATTENTION = Signature((*[ctypes.c_void_p] * 8, ctypes.POINTER(LatentSizes), ctyp
 LIBRARY = Library((Path(__file__).with_name("latent_cpu.cpp"), *LATENT_HEADERS), {"latent_attention": ATTENTION})
 
 
-def latent_attention(
-    q: Tensor,
-    q_rope: Tensor,
-    c_cache: Tensor,
-    r_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
-    scale: float,
-) -> Tensor:
+def latent_attention(q: Tensor, q_rope: Tensor, c_cache: Tensor, r_cache: Tensor, batch: Batch, scale: float) -> Tensor:
     """Implement the contract; q's dtype selects the function."""
-    tensors = (q, q_rope, c_cache, r_cache, cu_seqlens_q, seq_lens_kv, block_table)
-    return call(LIBRARY.function("latent_attention", q.dtype), *tensors, scale)
+    return call(LIBRARY.function("latent_attention", q.dtype), q, q_rope, c_cache, r_cache, batch, scale)
 
 
 def call(
@@ -54,16 +45,14 @@ def call(
     q_rope: Tensor,
     c_cache: Tensor,
     r_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
+    batch: Batch,
     scale: float,
 ) -> Tensor:
     """Call a compiled kernel that takes q's dtype and these caches; ValueError if a table names no block."""
     q, q_rope = (x if x.stride(2) == 1 else x.contiguous() for x in (q, q_rope))
-    tables = [x.contiguous() for x in (cu_seqlens_q, seq_lens_kv, block_table)]
+    tables = [x.contiguous() for x in batch]
     out = torch.empty(q.shape, dtype=q.dtype)
-    sizes = sizes_of(q, q_rope, c_cache, block_table)
+    sizes = sizes_of(q, q_rope, c_cache, batch.block_table)
     pointers = [x.data_ptr() for x in (q, q_rope, c_cache, r_cache, out, *tables)]
     bad_seq = function(*pointers, sizes, scale, torch.get_num_threads())
     if bad_seq >= 0:

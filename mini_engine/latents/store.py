@@ -1,23 +1,16 @@
 """Lesson 16. Lesson 3's pool as a store of latents. It decides for each sequence of a step how to read its latents."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from mini_engine.attention.contract import Batch
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.latents.contract import LatentKernel
 from mini_engine.latents.latent_config import LatentConfig
 from mini_engine.latents.reading import absorbed_attention, expanded_attention, expanding_pays
-
-
-class Tables(NamedTuple):
-    """A kernel's tables, of all or some sequences of a step."""
-
-    cu_seqlens_q: Tensor
-    seq_lens_kv: Tensor
-    block_table: Tensor
 
 
 class LatentKv:
@@ -70,43 +63,42 @@ class LatentKv:
         Returns:
             `[T, H, v]` in q's dtype; rows of q that belong to no sequence give zeros.
         """
-        tables = Tables(meta.cu_seqlens_q, meta.seq_lens_kv, meta.block_table)
         if len(q) == len(meta.seq_lens_kv):
-            return self.absorbed(layer, q, kv_b, tables)
+            return self.absorbed(layer, q, kv_b, meta.batch)
         starts, kv_lens = meta.cu_seqlens_q.tolist(), meta.seq_lens_kv.tolist()
         expanded = [
             s for s, kv_len in enumerate(kv_lens) if expanding_pays(self.config, starts[s + 1] - starts[s], kv_len)
         ]
         if not expanded:
-            return self.absorbed(layer, q, kv_b, tables)
+            return self.absorbed(layer, q, kv_b, meta.batch)
         out = q.new_zeros(*q.shape[:2], self.config.v_head_dim)
         for s in expanded:
             rows, caches = slice(starts[s], starts[s + 1]), (self.kv.K[layer], self.kv.V[layer])
             part = q[rows], caches, meta.block_table[s], kv_lens[s], kv_b, self.config, self.kernel.widen
             out[rows] = expanded_attention(*part)
         if others := [s for s in range(len(kv_lens)) if s not in expanded]:
-            rows, some = select(tables, others, starts)
+            rows, some = select(meta.batch, others, starts)
             out[rows] = self.absorbed(layer, q[rows], kv_b, some)
         return out
 
-    def absorbed(self, layer: int, q: Tensor, kv_b: Tensor, tables: Tables) -> Tensor:
+    def absorbed(self, layer: int, q: Tensor, kv_b: Tensor, batch: Batch) -> Tensor:
         """Return attention `[T, H, v]` with kv_b absorbed into queries and results."""
         caches, scale = (self.kv.K[layer], self.kv.V[layer]), self.config.attention_scale
 
         def attend(q: Tensor, q_rope: Tensor) -> Tensor:
-            return self.kernel(q, q_rope, *caches, *tables, scale)
+            return self.kernel(q, q_rope, *caches, batch, scale)
 
         return absorbed_attention(q, kv_b, self.config, attend)
 
 
-def select(tables: Tables, chosen: Sequence[int], starts: Sequence[int]) -> tuple[Tensor, Tables]:
-    """Return the rows of some sequences `[R]` int64, and the tables for them alone.
+def select(batch: Batch, chosen: Sequence[int], starts: Sequence[int]) -> tuple[Tensor, Batch]:
+    """Return the rows of some sequences `[R]` int64, and a batch of them alone.
 
     Args:
-        starts: `tables.cu_seqlens_q` as numbers.
+        starts: `batch.cu_seqlens_q` as numbers.
     """
-    device = tables.block_table.device
+    device = batch.block_table.device
     rows = torch.cat([torch.arange(starts[s], starts[s + 1], device=device) for s in chosen])
     lengths = torch.tensor([0] + [starts[s + 1] - starts[s] for s in chosen], device=device)
     index = torch.tensor(chosen, device=device)
-    return rows, Tables(lengths.cumsum(0).int(), tables.seq_lens_kv[index], tables.block_table[index])
+    return rows, Batch(lengths.cumsum(0).int(), batch.seq_lens_kv[index], batch.block_table[index])

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from mini_engine.attention.contract import check_inputs
+from mini_engine.attention.contract import Batch, check_inputs
 from mini_engine.kv.block_tensor import ForwardMeta
 from mini_engine.kv.direct import DirectStore, LayerCache
 from mini_engine.layers import native
@@ -234,7 +234,7 @@ class PackedModel(nn.Module):
                 continue
             known.add(tables)
             try:
-                check_inputs(q, cache.k, cache.v, starts, kv_lens, cache.block_table)
+                check_inputs(q, cache.k, cache.v, Batch(starts, kv_lens, cache.block_table))
                 check_slots(cache, first, len(step.x))
             except ValueError as error:
                 raise ValueError(f"layer {layer}: {error}") from None

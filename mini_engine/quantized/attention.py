@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import EVERY_KEY
+from mini_engine.attention.contract import EVERY_KEY, Batch
 from mini_engine.attention.dense import causal_attention
 from mini_engine.attention.folded import CopyBuffer, FoldedAttention, Span
 from mini_engine.attention.reference import gather
@@ -21,9 +21,7 @@ def reference_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
+    batch: Batch,
     scale: float,
     *,
     rows: RowFormat,
@@ -31,10 +29,10 @@ def reference_attention(
 ) -> Tensor:
     """Run the specification: lesson 3's reference over the numbers that the rows encode. `attend` masks them."""
     out = torch.zeros_like(q)
-    for s, (begin, end) in enumerate(pairwise(cu_seqlens_q.tolist())):
+    for s, (begin, end) in enumerate(pairwise(batch.cu_seqlens_q.tolist())):
         if begin == end:
             continue
-        gathered = (gather(cache, block_table[s], int(seq_lens_kv[s])) for cache in (k_cache, v_cache))
+        gathered = (gather(cache, batch.block_table[s], int(batch.seq_lens_kv[s])) for cache in (k_cache, v_cache))
         k, v = (rows.unpack(x, q.shape[2], q.dtype) for x in gathered)
         out[begin:end] = attend(q[begin:end], k, v, scale)
     return out
@@ -47,18 +45,9 @@ class FoldedRowAttention(FoldedAttention):
         super().__init__(window)
         self._buffer = self._copies = RowBuffer(rows)
 
-    def __call__(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        cu_seqlens_q: Tensor,
-        seq_lens_kv: Tensor,
-        block_table: Tensor,
-        scale: float,
-    ) -> Tensor:
+    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float) -> Tensor:
         self._copies.dim, self._copies.dtype = q.shape[2], q.dtype
-        return super().__call__(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
+        return super().__call__(q, k_cache, v_cache, batch, scale)
 
 
 class RowBuffer(CopyBuffer):

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import EVERY_KEY
+from mini_engine.attention.contract import EVERY_KEY, Batch
 from mini_engine.attention.cpu import ATTENTION, HEADERS, call
 from mini_engine.native_build import Library
 
@@ -24,17 +24,14 @@ def paged_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
+    batch: Batch,
     scale: float,
     window: int = EVERY_KEY,
     *,
     rows: str,
 ) -> Tensor:
     """Implement the contract for caches of these rows; q's dtype selects the function."""
-    tables = cu_seqlens_q, seq_lens_kv, block_table
-    return call(function_for(rows, q.dtype), q, k_cache, v_cache, *tables, scale, window)
+    return call(function_for(rows, q.dtype), q, k_cache, v_cache, batch, scale, window)
 
 
 def function_for(rows: str, dtype: torch.dtype) -> Callable[..., int]:

@@ -14,7 +14,7 @@ from typing import cast
 from torch import Tensor
 
 from mini_engine.attention import plain
-from mini_engine.attention.contract import Kernel, Wanted, check_batch
+from mini_engine.attention.contract import Batch, Kernel, Wanted, check_batch
 from mini_engine.quantized import cpu
 from mini_engine.quantized.attention import FoldedRowAttention, reference_attention
 from mini_engine.quantized.formats import FORMATS, RowFormat
@@ -29,20 +29,10 @@ class RowKernel(Kernel):
 
     rows: RowFormat
 
-    def __call__(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        cu_seqlens_q: Tensor,
-        seq_lens_kv: Tensor,
-        block_table: Tensor,
-        scale: float,
-    ) -> Tensor:
+    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float) -> Tensor:
         check_rows(q, k_cache, v_cache, self.rows)
-        check_batch(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table)
-        tables = cu_seqlens_q, seq_lens_kv, block_table
-        return self.rows.rotate(self.paged_attention(self.rows.rotate(q), k_cache, v_cache, *tables, scale))
+        check_batch(q, k_cache, v_cache, batch)
+        return self.rows.rotate(self.paged_attention(self.rows.rotate(q), k_cache, v_cache, batch, scale))
 
 
 def check_rows(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: RowFormat) -> None:

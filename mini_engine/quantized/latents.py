@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import Wanted
+from mini_engine.attention.contract import Batch, Wanted
 from mini_engine.latents import attention
 from mini_engine.latents.contract import LatentKernel
 from mini_engine.latents.cpu import ATTENTION, LATENT_HEADERS, call
@@ -33,14 +33,11 @@ def rotated(
     q_rope: Tensor,
     c_cache: Tensor,
     r_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
+    batch: Batch,
     scale: float,
 ) -> Tensor:
     """Implement the contract with a kernel whose queries are rotated like the rows."""
-    tables = cu_seqlens_q, seq_lens_kv, block_table
-    return rows.rotate(attend(rows.rotate(q), rows.rotate(q_rope), c_cache, r_cache, *tables, scale))
+    return rows.rotate(attend(rows.rotate(q), rows.rotate(q_rope), c_cache, r_cache, batch, scale))
 
 
 def latent_attention(
@@ -49,14 +46,11 @@ def latent_attention(
     q_rope: Tensor,
     c_cache: Tensor,
     r_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
+    batch: Batch,
     scale: float,
 ) -> Tensor:
     """Implement the contract; q's dtype selects the function."""
-    tensors = q, q_rope, c_cache, r_cache, cu_seqlens_q, seq_lens_kv, block_table
-    return call(function_for(rows, q.dtype), *tensors, scale)
+    return call(function_for(rows, q.dtype), q, q_rope, c_cache, r_cache, batch, scale)
 
 
 def function_for(rows: str, dtype: torch.dtype) -> Callable[..., int]:

@@ -5,24 +5,21 @@ import triton.language as tl
 from torch import Tensor
 
 from mini_engine.attention import triton_kernel as plain
-from mini_engine.attention.contract import EVERY_KEY
+from mini_engine.attention.contract import EVERY_KEY, Batch
 
 
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
+    batch: Batch,
     scale: float,
     window: int = EVERY_KEY,
     *,
     rows: str,
 ) -> Tensor:
     """Implement the contract for caches of these rows. Block ids are trusted: a check would wait for the device."""
-    tables = cu_seqlens_q, seq_lens_kv, block_table
-    return plain.launch(LOADERS[rows], q, k_cache, v_cache, *tables, scale, window)
+    return plain.launch(LOADERS[rows], q, k_cache, v_cache, batch, scale, window)
 
 
 @triton.jit

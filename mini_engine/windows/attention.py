@@ -13,32 +13,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mini_engine.attention.blockwise import ignore
+from mini_engine.attention.contract import Batch
 from mini_engine.attention.reference import gather
 from mini_engine.windows.window_table import first_visible
 
 
-def reference_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
-    scale: float,
-    window: int,
-) -> Tensor:
+def reference_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float, window: int) -> Tensor:
     """Attend with a copy of the blocks that a sequence's queries can see, as if they were the whole history.
 
     Returns:
         `[T, H_q, D]` in q's dtype; rows of q that belong to no sequence give zeros. The inputs are not changed.
     """
     out, block_size = torch.zeros_like(q), k_cache.shape[1]
-    for s, (begin, end) in enumerate(pairwise(cu_seqlens_q.tolist())):
+    for s, (begin, end) in enumerate(pairwise(batch.cu_seqlens_q.tolist())):
         if begin == end:
             continue
-        kv_len = int(seq_lens_kv[s])
+        kv_len = int(batch.seq_lens_kv[s])
         behind = first_visible(kv_len - (end - begin), window) // block_size  # whole blocks
-        k, v = (gather(cache, block_table[s, behind:], kv_len - behind * block_size) for cache in (k_cache, v_cache))
+        blocks, seen = batch.block_table[s, behind:], kv_len - behind * block_size
+        k, v = (gather(cache, blocks, seen) for cache in (k_cache, v_cache))
         out[begin:end] = window_attention(q[begin:end], k, v, scale, window)
     return out
 
@@ -55,25 +48,16 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int)
     return out[0].transpose(0, 1)
 
 
-def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    cu_seqlens_q: Tensor,
-    seq_lens_kv: Tensor,
-    block_table: Tensor,
-    scale: float,
-    window: int,
-) -> Tensor:
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float, window: int) -> Tensor:
     """Attend block by block, in place. A sequence without queries is skipped, whatever its row of the table holds.
 
     Returns:
         `[T, H_q, D]` in q's dtype; rows of q that belong to no sequence give zeros. The inputs are not changed.
     """
     out = torch.zeros_like(q)
-    for s, (begin, end) in enumerate(pairwise(cu_seqlens_q.tolist())):
+    for s, (begin, end) in enumerate(pairwise(batch.cu_seqlens_q.tolist())):
         if begin < end:
-            blocks, kv_len = block_table[s].tolist(), int(seq_lens_kv[s])
+            blocks, kv_len = batch.block_table[s].tolist(), int(batch.seq_lens_kv[s])
             out[begin:end] = attend_blocks(q[begin:end], k_cache, v_cache, blocks, kv_len, scale, window)
     return out
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention import plain
-from mini_engine.attention.contract import Kernel, Wanted
+from mini_engine.attention.contract import Batch, Kernel, Wanted
 from mini_engine.attention.folded import QUERY_TILE, FoldedAttention
 from mini_engine.windows import attention
 from mini_engine.windows.window_table import first_visible
@@ -31,29 +31,17 @@ def takes_window(load: Callable[[Wanted], Kernel]) -> Callable[[Wanted], Kernel]
 
 @dataclass(frozen=True)
 class VisibleBlocks:
-    """Calls a kernel that masks by the window, with tables that begin at each sequence's first visible block."""
+    """Calls a kernel that masks by the window, with a table that begins at each sequence's first visible block."""
 
     paged_attention: Callable[..., Tensor]
     window: int
 
-    def __call__(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        cu_seqlens_q: Tensor,
-        seq_lens_kv: Tensor,
-        block_table: Tensor,
-        scale: float,
-    ) -> Tensor:
-        tables = visible_tables(cu_seqlens_q, seq_lens_kv, block_table, k_cache.shape[1], self.window)
-        return self.paged_attention(q, k_cache, v_cache, *tables, scale)
+    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float) -> Tensor:
+        return self.paged_attention(q, k_cache, v_cache, visible_batch(batch, k_cache.shape[1], self.window), scale)
 
 
-def visible_tables(
-    cu_seqlens_q: Tensor, seq_lens_kv: Tensor, block_table: Tensor, block_size: int, window: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the three tables without the blocks that no query sees.
+def visible_batch(batch: Batch, block_size: int, window: int) -> Batch:
+    """Return the batch without the blocks that no query sees.
 
     A row of the table then begins at the first visible block, and its number of keys is smaller by the keys before that
     block. A causal mask and a window count from the last key, so neither changes. In a long chunk, later queries see
@@ -61,7 +49,8 @@ def visible_tables(
     left out, and so are the columns at the end that nothing reads.
     """
     starts, kv_lens, rows, behind = [0], [], [], []
-    for s, ((begin, end), kv_len) in enumerate(zip(pairwise(cu_seqlens_q.tolist()), seq_lens_kv.tolist(), strict=True)):
+    bounds, table = pairwise(batch.cu_seqlens_q.tolist()), batch.block_table
+    for s, ((begin, end), kv_len) in enumerate(zip(bounds, batch.seq_lens_kv.tolist(), strict=True)):
         most = end - begin if kv_len <= window else QUERY_TILE
         for stop in [*range(begin + most, end, most), end] if begin < end else ():
             kv_end = kv_len - (end - stop)
@@ -71,10 +60,10 @@ def visible_tables(
             rows.append(s)
             behind.append(skipped)
     width = -(-max(kv_lens, default=0) // block_size)
-    index = torch.tensor([rows, behind], dtype=torch.long, device=block_table.device)[..., None]
-    columns = (index[1] + torch.arange(width, device=block_table.device)).clamp_(max=block_table.shape[1] - 1)
+    index = torch.tensor([rows, behind], dtype=torch.long, device=table.device)[..., None]
+    columns = (index[1] + torch.arange(width, device=table.device)).clamp_(max=table.shape[1] - 1)
     to_int32 = partial(torch.tensor, dtype=torch.int32)
-    return to_int32(starts), to_int32(kv_lens), block_table[index[0], columns]
+    return Batch(to_int32(starts), to_int32(kv_lens), table[index[0], columns])
 
 
 LOADERS = {

@@ -81,8 +81,8 @@ class GroupedKv:
     def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
         """Return attention of q `[T, H_q, D]`, each sequence over its blocks in the layer's group."""
         group, index = self.places[layer]
-        tables = meta.cu_seqlens_q, meta.seq_lens_kv, meta.block_table[group]
-        return self.kernels[layer](q, self.kv.K[index], self.kv.V[index], *tables, q.shape[-1] ** -0.5)
+        batch = meta.batch._replace(block_table=meta.block_table[group])
+        return self.kernels[layer](q, self.kv.K[index], self.kv.V[index], batch, q.shape[-1] ** -0.5)
 
     def layer_caches(self, meta: ForwardMeta) -> list[LayerCache]:
         """Return the tensors of each layer, with the slots and the table of its group."""

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mini_engine.attention import cpu
-from mini_engine.attention.contract import Kernel
+from mini_engine.attention import contract, cpu
 from mini_engine.attention.registry import load_kernel
 from mini_engine.cli.parser import whole_number
 from mini_engine.errors import UserError
@@ -58,11 +57,12 @@ class Batch:
         return self.k.nbytes + self.v.nbytes
 
     @functools.cached_property
-    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
-        """cu_seqlens_q, seq_lens_kv, block_table."""
+    def tables(self) -> contract.Batch:
+        """The tables that a kernel takes."""
         device = self.q.device
         starts = torch.arange(self.num_seqs + 1, dtype=torch.int32, device=device)
-        return starts, torch.full((self.num_seqs,), self.kv_len, dtype=torch.int32, device=device), self.block_table
+        kv_lens = torch.full((self.num_seqs,), self.kv_len, dtype=torch.int32, device=device)
+        return contract.Batch(starts, kv_lens, self.block_table)
 
 
 def make_batch(num_seqs: int, kv_len: int, device: str = "cpu", block_size: int = 16, shared: int = 0) -> Batch:
@@ -143,10 +143,10 @@ def our_kernel(name: str, batch: Batch) -> Callable[[], Tensor]:
     """Return one of this course's kernels, bound to the batch."""
     if name == SCALAR:
         cpu.LIBRARY.function("paged_attention_scalar", batch.q.dtype)  # UserError where it cannot be built
-        kernel = Kernel(name, cpu.scalar_attention)
+        kernel = contract.Kernel(name, cpu.scalar_attention)
     else:
         kernel = load_kernel(name, batch.q.device, batch.q.dtype)
-    return lambda: kernel(batch.q, batch.k_cache, batch.v_cache, *batch.tables, batch.q.shape[2] ** -0.5)
+    return lambda: kernel(batch.q, batch.k_cache, batch.v_cache, batch.tables, batch.q.shape[2] ** -0.5)
 
 
 def contenders(batch: Batch, quick: bool) -> dict[str, Callable[[], Callable[[], Tensor]]]:

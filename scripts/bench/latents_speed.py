@@ -16,6 +16,7 @@ from scripts.bench.turns import clock_of, gather_turns, seconds_of, take_turns
 import torch
 from torch import Tensor
 
+from mini_engine.attention.contract import Batch
 from mini_engine.attention.registry import load_kernel
 from mini_engine.build import build_engine
 from mini_engine.checkpoint.config import DTYPES
@@ -29,7 +30,7 @@ from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.latents.latent_config import LatentConfig
 from mini_engine.latents.model import latent_model
 from mini_engine.latents.reading import expanded_attention, expanding_pays, multiplications
-from mini_engine.latents.store import LatentKv, Tables
+from mini_engine.latents.store import LatentKv
 
 BLOCK_SIZE, NEW = 16, 4
 EXPANDED, ABSORBED = "expanded", "absorbed"
@@ -112,7 +113,7 @@ class OneLayer:
             q_len,
             kv_len,
         )
-        self.tables = Tables(starts, torch.full((batch,), kv_len, dtype=torch.int32), table)
+        self.tables = Batch(starts, torch.full((batch,), kv_len, dtype=torch.int32), table)
         heads, rank = config.num_attention_heads, config.kv_lora_rank
         self.q = torch.randn(batch * q_len, heads, config.qk_head_dim).to(dtype)
         width = config.qk_nope_head_dim + config.v_head_dim
@@ -132,13 +133,13 @@ def one_layer(config: LatentConfig) -> LatentConfig:
     return replace(config, num_hidden_layers=1)
 
 
-def expand_all(store: LatentKv, layer: int, q: Tensor, kv_b: Tensor, tables: Tables) -> Tensor:
+def expand_all(store: LatentKv, layer: int, q: Tensor, kv_b: Tensor, batch: Batch) -> Tensor:
     """Return attention `[T, H, v]` over expanded latents, even where absorbing is cheaper."""
     caches = store.kv.K[layer], store.kv.V[layer]
-    starts, kv_lens = tables.cu_seqlens_q.tolist(), tables.seq_lens_kv.tolist()
+    starts, kv_lens = batch.cu_seqlens_q.tolist(), batch.seq_lens_kv.tolist()
     parts = [
         expanded_attention(
-            q[starts[s] : starts[s + 1]], caches, tables.block_table[s], kv_len, kv_b, store.config, store.kernel.widen
+            q[starts[s] : starts[s + 1]], caches, batch.block_table[s], kv_len, kv_b, store.config, store.kernel.widen
         )
         for s, kv_len in enumerate(kv_lens)
     ]
@@ -206,7 +207,7 @@ class ExpandedKv(LatentKv):
 
     def attend_latents(self, layer: int, q: Tensor, kv_b: Tensor, meta: ForwardMeta) -> Tensor:
         """Return attention of q over expanded latents."""
-        return expand_all(self, layer, q, kv_b, Tables(meta.cu_seqlens_q, meta.seq_lens_kv, meta.block_table))
+        return expand_all(self, layer, q, kv_b, meta.batch)
 
 
 def step_rows(args: Namespace) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention import reference, registry
+from mini_engine.attention.contract import Batch
 from mini_engine.checkpoint.config import DTYPES
 from mini_engine.errors import UserError
 from mini_engine.kv.block_table import NULL_BLOCK
@@ -31,24 +32,24 @@ FAMILIES |= {"latents": ("reference", "blockwise", "torch", "cpu")}
 ONLY_ON = {"cpu": "cpu", "triton": "cuda"}  # kernels for one device; others run on both
 
 
-class Batch(NamedTuple):
-    """Inputs of a kernel: its first tensors (queries, caches), its tables, and the scale."""
+class Inputs(NamedTuple):
+    """Inputs of a kernel: its first tensors (queries, caches), its batch, and the scale."""
 
     tensors: tuple[Tensor, ...]
-    tables: tuple[Tensor, Tensor, Tensor]
+    batch: Batch
     scale: float
 
-    def to(self, device: str, dtype: torch.dtype) -> "Batch":
-        """Return the batch on a device, with numbers (but not rows of bytes) in a dtype."""
+    def to(self, device: str, dtype: torch.dtype) -> "Inputs":
+        """Return the inputs on a device, with numbers (but not rows of bytes) in a dtype."""
         tensors = (x.to(device, dtype if x.is_floating_point() else x.dtype) for x in self.tensors)
-        return Batch(tuple(tensors), tuple(x.to(device) for x in self.tables), self.scale)  # type: ignore[arg-type]
+        return Inputs(tuple(tensors), Batch(*(x.to(device) for x in self.batch)), self.scale)
 
     def answer(self, kernel: Callable[..., Tensor]) -> Tensor:
         """Run a kernel; return its result on the CPU, in float64."""
-        return kernel(*self.tensors, *self.tables, self.scale).double().cpu()
+        return kernel(*self.tensors, self.batch, self.scale).double().cpu()
 
 
-def make_batch(widths: tuple[int, int], heads: int = HEADS, kv_heads: int = KV_HEADS) -> tuple[list[Tensor], Batch]:
+def make_batch(widths: tuple[int, int], heads: int = HEADS, kv_heads: int = KV_HEADS) -> tuple[list[Tensor], Inputs]:
     """Return queries of these widths, and a batch of two caches `[num_blocks, block_size, kv_heads, width]`."""
     generator = torch.Generator().manual_seed(0)
     starts = torch.tensor([0, *(q_len for q_len, _ in LENGTHS)]).cumsum(0).int()
@@ -63,16 +64,16 @@ def make_batch(widths: tuple[int, int], heads: int = HEADS, kv_heads: int = KV_H
             cache.flatten(0, 1)[slots] = torch.randn(len(slots), *cache.shape[2:], generator=generator)
     queries = [torch.randn(int(starts[-1]), heads, width, generator=generator) for width in widths]
     kv_lens = torch.tensor([kv_len for _, kv_len in LENGTHS], dtype=torch.int32)
-    return queries, Batch(tuple(caches), (starts, kv_lens, table), widths[0] ** -0.5)
+    return queries, Inputs(tuple(caches), Batch(starts, kv_lens, table), widths[0] ** -0.5)
 
 
-def attention_batch() -> Batch:
+def attention_batch() -> Inputs:
     """Return lesson 3's inputs: q, keys, values."""
     (q, _), batch = make_batch((DIM, DIM))
     return batch._replace(tensors=(q, *batch.tensors))
 
 
-def row_batch(name: str) -> Batch:
+def row_batch(name: str) -> Inputs:
     """Return lesson 17's inputs: the same with rows of bytes. NaN has no row, so unowned slots are zero."""
     from mini_engine.quantized.formats import FORMATS
 
@@ -81,7 +82,7 @@ def row_batch(name: str) -> Batch:
     return batch._replace(tensors=(q, *(FORMATS[name].write(x.nan_to_num(0)) for x in caches)))
 
 
-def latent_batch() -> Batch:
+def latent_batch() -> Inputs:
     """Return lesson 16's inputs: queries and caches of two widths, one row for all heads."""
     queries, batch = make_batch((RANK, ROPE), kv_heads=1)
     return batch._replace(tensors=(*queries, *batch.tensors))
@@ -90,7 +91,7 @@ def latent_batch() -> Batch:
 class Family(NamedTuple):
     """Kernels with one contract: inputs, the specification, and the loader of a kernel by name."""
 
-    batch: Callable[[], Batch]
+    batch: Callable[[], Inputs]
     specification: Callable[..., Tensor]
     load: Callable[..., Callable[..., Tensor]]
 

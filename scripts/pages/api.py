@@ -116,7 +116,7 @@ PARTS = (
         "One contract, several kernels. [Lesson 3](l3_block_tensor/README.md).",
         (
             *entries("attention/registry.py", "load_kernel", "windowed"),
-            *entries("attention/contract.py", "Kernel", "check_inputs"),
+            *entries("attention/contract.py", "Batch", "Kernel", "check_inputs"),
             *entries("attention/blockwise.py", "attend_blocks"),
             *entries("attention/reference.py", "paged_attention"),
             *entries("attention/dense.py", "causal_attention"),
@@ -172,7 +172,7 @@ PARTS = (
         "One small vector for each token, from which all heads compute K and V. [Lesson 16](l16_latents/README.md).",
         (
             *entries("latents/latent_config.py", "LatentConfig"),
-            *entries("latents/contract.py", "LatentKernel", "LatentPagedAttention"),
+            *entries("latents/contract.py", "LatentKernel"),
             *entries("latents/reading.py", "absorbed_attention", "expanded_attention", "expand"),
             *entries("latents/reading.py", "multiplications", "expanding_pays"),
             *entries("latents/attention.py", "RunningSums"),

@@ -143,7 +143,7 @@ class Tables(Tape):
     def walk(self, name: str, query: int | None = None, is_first: bool = False) -> None:
         """Show a frame for each block that a query reads, with the running sum of its softmax."""
         s = list(self.requests).index(name)
-        (q, k_cache, v_cache, starts, lens, table, scale), _ = self.kernel.calls[LAYER]
+        (q, k_cache, v_cache, (starts, lens, table), scale), _ = self.kernel.calls[LAYER]
         start, stop, length = int(starts[s]), int(starts[s + 1]), int(lens[s])
         query = stop - start - 1 if query is None else query
         position = length - (stop - start) + query

@@ -97,8 +97,9 @@ class Counting:
         return counted
 
 
-def masked_attention(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale):
+def masked_attention(q, k_cache, v_cache, batch, scale):
     """Lesson 3's contract for decode steps with fixed shapes: no loop and no `if` depends on a length."""
+    cu_seqlens_q, seq_lens_kv, block_table = batch
     has_query = cu_seqlens_q[1:] > cu_seqlens_q[:-1]
     k, v = (cache[block_table.long()].flatten(1, 2) for cache in (k_cache, v_cache))  # [S, reach, H_kv, D]
     seen = torch.arange(k.shape[1], device=q.device)[None] < seq_lens_kv[:, None]

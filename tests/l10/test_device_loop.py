@@ -66,7 +66,7 @@ def test_a_recorded_loop_gives_the_same_tokens():
     model, hf = both(FAMILY)
 
     def kernel(*inputs):
-        decoding = len(inputs[0]) == len(inputs[4])
+        decoding = len(inputs[0]) == len(inputs[3].seq_lens_kv)
         return (masked_attention if decoding else load_kernel("reference").paged_attention)(*inputs)
 
     kv, prompts = device_kv(model.config, kernel=kernel), prompts_of(model.config)

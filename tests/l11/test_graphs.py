@@ -21,7 +21,7 @@ LENGTHS = (1, 2, 9, 17, 33)
 
 def recordable(*inputs):
     """Attention that reads no value in a decode step, as a recorded kernel must."""
-    decoding = len(inputs[0]) == len(inputs[4])
+    decoding = len(inputs[0]) == len(inputs[3].seq_lens_kv)
     return (masked_attention if decoding else load_kernel("reference").paged_attention)(*inputs)
 
 

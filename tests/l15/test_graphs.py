@@ -16,8 +16,9 @@ pytestmark = pytest.mark.reference  # no task is about this
 NEVER = float("nan")
 
 
-def masked_attention(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale, window):
+def masked_attention(q, k_cache, v_cache, batch, scale, window):
     """Attention that reads no value in a decode step, as a recorded kernel must. Keys that are not seen may be NaN."""
+    cu_seqlens_q, seq_lens_kv, block_table = batch
     has_query = cu_seqlens_q[1:] > cu_seqlens_q[:-1]
     k, v = (cache[block_table.long()].flatten(1, 2) for cache in (k_cache, v_cache))  # [S, reach, H_kv, D]
     position = torch.arange(k.shape[1], device=q.device)[None]
@@ -33,7 +34,7 @@ class Recordable(Kernel):
     """A kernel with the attention above in decode steps."""
 
     def __call__(self, *inputs):
-        decoding = len(inputs[0]) == len(inputs[4])
+        decoding = len(inputs[0]) == len(inputs[3].seq_lens_kv)
         return masked_attention(*inputs, self.wanted.window) if decoding else self.paged_attention(*inputs)
 
 

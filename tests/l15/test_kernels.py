@@ -2,7 +2,6 @@
 
 import importlib.util
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -10,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mini_engine.attention import cpu
-from mini_engine.attention.contract import EVERY_KEY, Kernel
+from mini_engine.attention.contract import EVERY_KEY, Batch, Kernel
 from mini_engine.attention.registry import load_kernel, windowed
 from mini_engine.errors import UserError
-from mini_engine.windows.kernels import visible_tables
+from mini_engine.windows.kernels import visible_batch
 from tests.l3.kernel_cases import int32, relative_error
 from tests.l3.new_memory import NewMemory
 from tests.l3.pickled import Worker
@@ -59,10 +58,10 @@ def attend_with(name, case, request):
     return windowed(load(name, case.case.q.dtype), case.window)(*inputs_for(name, case)).cpu()
 
 
-def inputs_for(name: str, case: Windowed) -> list[Any]:
+def inputs_for(name: str, case: Windowed) -> tuple:
     """Return the case's inputs on the device that the kernel's name says."""
     device = name.partition(" on ")[2] or "cpu"
-    return [x.to(device) if torch.is_tensor(x) else x for x in case.inputs]
+    return case.case.on(device)
 
 
 @pytest.fixture(params=(*PLAIN, *INTERPRETED, *ON_GPU))
@@ -145,7 +144,7 @@ def test_memory_does_not_grow_with_what_is_behind_the_window(name):
     for kv_len in (100, 1000):
         case = windowed_case([(1, kv_len), (4, kv_len)], 30, block_size=4)
         attend, inputs = windowed(load(name, torch.float32), 30), case.inputs
-        with NewMemory(*inputs[:6]) as new:
+        with NewMemory(*case.case.tensors) as new:
             attend(*inputs)
         peaks.append(new.peak)
     assert peaks[1] == peaks[0], f"bytes behind 100 and behind 1,000 tokens: {peaks}; only visible blocks are copied"
@@ -323,7 +322,7 @@ def test_an_unknown_kernel_and_an_empty_window_are_refused():
 
 def test_tables_begin_at_the_first_visible_block():
     table = int32([[10, 11, 12, 13, 14, -1], [20, 21, -1, -1, -1, -1], [0, 0, 0, 0, 0, 0]])
-    starts, kv_lens, rows = visible_tables(int32([0, 1, 4, 4]), int32([18, 7, 0]), table, 4, 3)
+    starts, kv_lens, rows = visible_batch(Batch(int32([0, 1, 4, 4]), int32([18, 7, 0]), table), 4, 3)
     assert starts.tolist() == [0, 1, 4], "the sequence without queries is left out"
     assert kv_lens.tolist() == [6, 7], "position 17 sees keys 15 … 17: three blocks of 4 are behind; position 4 sees 2"
     assert rows.tolist() == [[13, 14], [20, 21]], "nothing past the longest visible history is needed"
@@ -331,7 +330,7 @@ def test_tables_begin_at_the_first_visible_block():
 
 def test_a_long_chunk_is_cut_so_that_later_queries_skip_more():
     table = torch.arange(100, 164, dtype=torch.int32)[None]
-    starts, kv_lens, rows = visible_tables(int32([0, 300]), int32([300]), table, 16, 20)
+    starts, kv_lens, rows = visible_batch(Batch(int32([0, 300]), int32([300]), table), 16, 20)
     assert starts.tolist() == [0, 128, 256, 300]
     assert kv_lens.tolist() == [128, 256 - 6 * 16, 300 - 14 * 16], "queries 128 and 256 see keys from 109 and 237 on"
     assert rows[:, 0].tolist() == [100, 106, 114]

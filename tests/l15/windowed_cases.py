@@ -32,7 +32,7 @@ class Windowed:
     @property
     def inputs(self) -> tuple:
         """The kernel's arguments; the scale is by q's size, because rows of int8 are longer."""
-        return (*self.case.inputs[:6], self.case.q.shape[2] ** -0.5)
+        return (*self.case.inputs[:4], self.case.q.shape[2] ** -0.5)
 
     def expected(self) -> Tensor:
         """Compute the answer in float64 over all keys, with the mask written out; rows of padding are zero."""

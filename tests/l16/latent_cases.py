@@ -7,6 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from mini_engine.attention.contract import Batch
 from tests.l3.kernel_cases import NAN, int32
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}  # of sums in float32, rounded once
@@ -33,8 +34,8 @@ class LatentCase:
 
     @property
     def inputs(self) -> tuple:
-        tables = (self.cu_seqlens_q, self.seq_lens_kv, self.block_table)
-        return (self.q, self.q_rope, self.c_cache, self.r_cache, *tables, self.scale)
+        batch = Batch(self.cu_seqlens_q, self.seq_lens_kv, self.block_table)
+        return (self.q, self.q_rope, self.c_cache, self.r_cache, batch, self.scale)
 
     @property
     def rows(self) -> list[slice]:

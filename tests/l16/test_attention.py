@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from mini_engine.attention.contract import Batch
 from mini_engine.latents.attention import attend_blocks, batched_attention, paged_attention, reference_attention
 from mini_engine.latents.contract import as_it_is
 from tests.l3.new_memory import NewMemory
@@ -211,7 +212,7 @@ def test_every_sequence_attends_to_its_own_latents(kernel, lengths):
     pool = pool_of(lengths)
     q, q_rope = queries(int(pool.starts[-1]))
     padded = [torch.cat([x, torch.full_like(x[:2], float("nan"))]) for x in (q, q_rope)]
-    out = kernel(*padded, pool.c_cache, pool.r_cache, pool.starts, pool.lens, pool.table, SCALE)
+    out = kernel(*padded, pool.c_cache, pool.r_cache, Batch(pool.starts, pool.lens, pool.table), SCALE)
     for rows, history in zip(pool.rows, pool.histories, strict=True):
         close(out[rows], oracle(q[rows], q_rope[rows], *history), f"{lengths} (q_len, kv_len)")
     assert not out[len(q) :].any(), "rows that belong to no sequence give zeros"

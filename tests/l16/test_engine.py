@@ -43,9 +43,9 @@ def ways(monkeypatch):
     """Count how latents are read: sequences that are expanded, and calls with the others."""
     counts, absorbed, expanded = Counter(), store.LatentKv.absorbed, store.expanded_attention
 
-    def count_absorbed(self, layer, q, kv_b, tables):
+    def count_absorbed(self, layer, q, kv_b, batch):
         counts["absorbed"] += 1
-        return absorbed(self, layer, q, kv_b, tables)
+        return absorbed(self, layer, q, kv_b, batch)
 
     def count_expanded(*args):
         counts["expanded"] += 1

@@ -61,9 +61,9 @@ class Watched:
         return pool
 
     def kernel(self, widen):
-        def attend(q, q_rope, c_cache, r_cache, starts, lens, table, scale):
-            self.absorbed.append(SimpleNamespace(rows=len(q), starts=starts, lens=lens, table=table, scale=scale))
-            return reference_attention(q, q_rope, c_cache, r_cache, starts, lens, table, scale, widen)
+        def attend(q, q_rope, c_cache, r_cache, batch, scale):
+            self.absorbed.append(SimpleNamespace(rows=len(q), batch=batch, scale=scale))
+            return reference_attention(q, q_rope, c_cache, r_cache, batch, scale, widen)
 
         return LatentKernel("watched", attend, widen, row_of=len_of(widen))
 
@@ -184,7 +184,7 @@ def test_the_kernel_gets_the_other_sequences_rows_and_tables(monkeypatch):
     watched = Watched(MIXED, monkeypatch)
     watched.attend()
     [call] = watched.absorbed
-    starts, lens, table = call.starts.tolist(), call.lens.tolist(), call.table.tolist()
+    starts, lens, table = (x.tolist() for x in call.batch)
     lengths = [pair for s, pair in enumerate(zip(map(int.__sub__, starts[1:], starts), lens, strict=True)) if pair[0]]
     assert lengths == [(1, 9), (1, 5), (2, 12)], "the kernel gets the sequences that are not expanded, in their order"
     assert call.rows == starts[-1], "the kernel gets their rows of q, and no other"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mini_engine.attention.contract import Batch
 from mini_engine.attention.registry import load_kernel
 from mini_engine.quantized.formats import FORMATS, INT4
 from mini_engine.quantized.int4_rows import pack, quantize4, row_bytes, unpack
@@ -48,8 +49,8 @@ def test_keys_with_outliers_of_several_hundred_are_ordinary():
 def test_no_kernel_hides_a_fault(name, dtype):
     q, k = some(1, 2, 64).to(dtype), some(4, 4, 2, 64)
     k[2, 1, 0, 5] = float("nan")
-    cache, tables = INT4.write(k), (int32([0, 1]), int32([16]), int32([[0, 1, 2, 3]]))
-    out = load_kernel(name, "cpu", dtype, "int4")(q, cache, cache, *tables, 0.125)
+    cache, batch = INT4.write(k), Batch(int32([0, 1]), int32([16]), int32([[0, 1, 2, 3]]))
+    out = load_kernel(name, "cpu", dtype, "int4")(q, cache, cache, batch, 0.125)
     assert out[0, 0].isnan().all() and out[0, 1].isfinite().all(), "the head whose history has a NaN, and no other"
 
 

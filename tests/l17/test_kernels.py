@@ -55,7 +55,7 @@ def case_of(kernel, lengths, **options):
 
 
 def inputs_of(case):
-    return (*case.inputs[:6], case.q.shape[2] ** -0.5)
+    return (*case.inputs[:4], case.q.shape[2] ** -0.5)
 
 
 @pytest.fixture(scope="module")

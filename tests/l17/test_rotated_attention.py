@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from mini_engine.attention.contract import Batch
 from mini_engine.attention.reference import paged_attention
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.quantized.attention import reference_attention
@@ -16,6 +17,7 @@ BLOCK, HEADS, KV_HEADS, DIM = 4, 4, 2, 8
 TABLES = torch.tensor([[3, 1, 4], [2, 5, 0]], dtype=torch.int32)
 LENGTHS = torch.tensor([10, 6], dtype=torch.int32)
 STARTS = torch.tensor([0, 3, 4], dtype=torch.int32)  # three queries of the first sequence, one of the second
+BATCH = Batch(STARTS, LENGTHS, TABLES)
 SCALE = DIM**-0.5
 
 
@@ -59,8 +61,8 @@ def test_attention_over_rows_is_attention_over_what_they_stand_for():
     (k, v), _ = caches()
     plain = four_bytes(k), four_bytes(v)
     q = some(4, HEADS, DIM)
-    got = reference_attention(q, *plain, STARTS, LENGTHS, TABLES, SCALE, rows=exact())
-    expected = paged_attention(q, k, v, STARTS, LENGTHS, TABLES, SCALE)
+    got = reference_attention(q, *plain, BATCH, SCALE, rows=exact())
+    expected = paged_attention(q, k, v, BATCH, SCALE)
     off = float((got - expected).abs().max())
     assert off < 1e-5, f"off by {off:.2g}: gather each sequence's rows, unpack them, and attend as in lesson 3"
 
@@ -70,7 +72,7 @@ def test_only_the_sequences_own_rows_are_read():
     (k, v), _ = caches()
     k[4, 2:], v[4, 2:] = float("nan"), float("nan")  # behind token 10 of the first sequence
     q = some(4, HEADS, DIM)
-    got = reference_attention(q, four_bytes(k), four_bytes(v), STARTS, LENGTHS, TABLES, SCALE, rows=exact())
+    got = reference_attention(q, four_bytes(k), four_bytes(v), BATCH, SCALE, rows=exact())
     assert got.isfinite().all(), "a row past the text's end was read; seq_lens_kv counts the sequence's own tokens"
 
 
@@ -79,8 +81,8 @@ def test_a_sequence_without_queries_is_left_out():
     (k, v), _ = caches()
     starts = torch.tensor([0, 0, 1], dtype=torch.int32)
     q = some(1, HEADS, DIM)
-    got = reference_attention(q, four_bytes(k), four_bytes(v), starts, LENGTHS, TABLES, SCALE, rows=exact())
-    expected = paged_attention(q, k, v, starts, LENGTHS, TABLES, SCALE)
+    got = reference_attention(q, four_bytes(k), four_bytes(v), BATCH._replace(cu_seqlens_q=starts), SCALE, rows=exact())
+    expected = paged_attention(q, k, v, BATCH._replace(cu_seqlens_q=starts), SCALE)
     assert got.shape == (1, HEADS, DIM) and float((got - expected).abs().max()) < 1e-5
 
 
@@ -94,7 +96,7 @@ def test_what_is_attended_to_has_the_dtype_of_the_queries():
         return torch.zeros_like(q)
 
     rows = four_bytes(k), four_bytes(v)
-    got = reference_attention(q, *rows, STARTS, LENGTHS, TABLES, SCALE, rows=exact(), attend=attend)
+    got = reference_attention(q, *rows, BATCH, SCALE, rows=exact(), attend=attend)
     assert heard == [(torch.bfloat16, torch.bfloat16)] * 2, "unpack rows to the dtype of q, once for each sequence"
     assert got.dtype == torch.bfloat16
 
@@ -108,7 +110,7 @@ def test_rotated_keys_meet_rotated_queries():
         heard.append(q.clone())
         return torch.zeros_like(q)
 
-    kernel(exact(), inner)(q, *rows, STARTS, LENGTHS, TABLES, SCALE)
+    kernel(exact(), inner)(q, *rows, BATCH, SCALE)
     assert len(heard) == 1, "one call of paged_attention for the whole batch"
     same = torch.equal(heard[0], mirrored(q))
     assert same, "the query must be rotated before it meets rows of rotated keys: (Hq) · (Hk) = q · k"
@@ -118,7 +120,7 @@ def test_rotated_keys_meet_rotated_queries():
 def test_the_result_is_rotated_back():
     _, rows = caches()
     q, sums = some(4, HEADS, DIM), some(4, HEADS, DIM, seed=5)
-    got = kernel(exact(), lambda *_: sums)(q, *rows, STARTS, LENGTHS, TABLES, SCALE)
+    got = kernel(exact(), lambda *_: sums)(q, *rows, BATCH, SCALE)
     same = torch.equal(got, mirrored(sums))
     assert same, "a weighted sum of rotated values is rotated: rotate it back, Σ p (Hv) = H (Σ p v)"
 
@@ -133,7 +135,7 @@ def test_nothing_but_queries_and_results_is_rotated():
 
     _, rows = caches()
     q = some(4, HEADS, DIM)
-    kernel(exact(watched))(q, *rows, STARTS, LENGTHS, TABLES, SCALE)
+    kernel(exact(watched))(q, *rows, BATCH, SCALE)
     expected = [(4, HEADS, DIM)] * 2
     assert turned == expected, "q before and the result after; rows are read as they are, whatever the history's length"
 
@@ -142,8 +144,8 @@ def test_nothing_but_queries_and_results_is_rotated():
 def test_with_enough_bits_attention_is_that_of_full_precision():
     (k, v), rows = caches()
     q = some(4, HEADS, DIM)
-    got = kernel(exact())(q, *rows, STARTS, LENGTHS, TABLES, SCALE)
-    off = float((got - paged_attention(q, k, v, STARTS, LENGTHS, TABLES, SCALE)).abs().max())
+    got = kernel(exact())(q, *rows, BATCH, SCALE)
+    off = float((got - paged_attention(q, k, v, BATCH, SCALE)).abs().max())
     assert off < 1e-5, f"off by {off:.2g}, though nothing was rounded: is everything rotated once, and back once?"
 
 
@@ -151,9 +153,9 @@ def test_with_enough_bits_attention_is_that_of_full_precision():
 def test_caches_that_do_not_fit_are_refused():
     _, (k, v) = caches()
     with pytest.raises(ValueError, match=r"row|int8"):
-        kernel(exact())(some(4, HEADS, DIM + 1), k, v, STARTS, LENGTHS, TABLES, SCALE)
+        kernel(exact())(some(4, HEADS, DIM + 1), k, v, BATCH, SCALE)
     with pytest.raises(ValueError, match=r"block_table|contiguous|seq"):
-        kernel(exact())(some(4, HEADS, DIM), k, v, STARTS, LENGTHS, TABLES[:1], SCALE)
+        kernel(exact())(some(4, HEADS, DIM), k, v, BATCH._replace(block_table=BATCH.block_table[:1]), SCALE)
 
 
 def test_a_pool_stores_rotated_rows():

@@ -144,7 +144,7 @@ def test_memory_does_not_grow_with_what_is_behind_the_window(name):
         case = of_rows(name, windowed_case([(1, kv_len), (4, kv_len)], 30, block_size=4))
         attend, inputs = windowed(load(name, torch.float32), 30), case.inputs
         attend(*inputs)  # the matrix of a rotation is made once
-        with NewMemory(*inputs[:6]) as new:
+        with NewMemory(*case.case.tensors) as new:
             attend(*inputs)
         peaks.append(new.peak)
     assert peaks[1] == peaks[0], f"bytes behind 100 and behind 1,000 tokens: {peaks}; only visible blocks are copied"

@@ -6,6 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from mini_engine.attention.contract import Batch
 from tests.support import oracle
 
 NAN = float("nan")
@@ -29,9 +30,22 @@ class Case:
         return f"(q_len, kv_len) {lengths}, {shapes}, {self.q.dtype}"
 
     @property
+    def batch(self) -> Batch:
+        return Batch(self.cu_seqlens_q, self.seq_lens_kv, self.block_table)
+
+    @property
     def inputs(self) -> tuple:
-        tables = (self.cu_seqlens_q, self.seq_lens_kv, self.block_table)
-        return (self.q, self.k_cache, self.v_cache, *tables, self.k_cache.shape[3] ** -0.5)
+        return (self.q, self.k_cache, self.v_cache, self.batch, self.k_cache.shape[3] ** -0.5)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors of a call."""
+        return [self.q, self.k_cache, self.v_cache, *self.batch]
+
+    def on(self, device: str) -> tuple:
+        """Return the inputs with their tensors on a device."""
+        *caches, batch, scale = self.inputs
+        return (*(x.to(device) for x in caches), Batch(*(x.to(device) for x in batch)), scale)
 
     @property
     def rows(self) -> list[slice]:

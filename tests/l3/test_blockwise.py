@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mini_engine.attention.blockwise import paged_attention
+from mini_engine.attention.contract import Batch
 from tests.l3.new_memory import NewMemory
 from tests.support import oracle
 
@@ -42,7 +43,7 @@ def batch(lengths, heads=4, dim=DIM, seed=0):
 
 
 def attend(q, k_cache, v_cache, starts, lens, table, scale=DIM**-0.5):
-    return paged_attention(q, k_cache, v_cache, starts, lens, table, scale)
+    return paged_attention(q, k_cache, v_cache, Batch(starts, lens, table), scale)
 
 
 def check(lengths, teach, **options):

@@ -38,7 +38,7 @@ def attend_with(name, case, request):
     if name == "interpreted triton":
         return request.getfixturevalue("interpreted_triton")(*case.inputs)
     name, _, device = name.partition(" on ")
-    inputs = [x.to(device or "cpu") if torch.is_tensor(x) else x for x in case.inputs]
+    inputs = case.on(device or "cpu")
     try:
         if name == "scalar C++":
             return Kernel(name, cpu.scalar_attention)(*inputs)
@@ -252,8 +252,7 @@ def test_the_blockwise_kernel_allocates_no_more_for_a_longer_history():
 
 def peak_of(kernel, kv_len):
     case = make_case([(1, kv_len)])
-    tables = (case.q, case.k_cache, case.v_cache, case.cu_seqlens_q, case.seq_lens_kv, case.block_table)
-    with NewMemory(*tables) as new:
+    with NewMemory(*case.tensors) as new:
         kernel(*case.inputs)
     return new.peak
 
@@ -325,11 +324,9 @@ def test_shared_keys_are_read_once_per_run(attend_cpp):
     plain = make_case(lengths, block_size=16, poison=0.0)
     case = with_shared_beginnings(plain, [0, 1, 0, 0, 1, 1], [16, 16, 16, 16, 10, 2])
     attend_cpp(case)  # skipped where there is no compiler
-    tables = case.cu_seqlens_q, case.seq_lens_kv, case.block_table
-    assert cpu.spared_keys(case.q, case.k_cache, *tables) == 16 * 16 + 10 * 16
-    assert cpu.spared_keys(case.q, case.k_cache, *tables, window=100) == 0, "a window may not see the beginning"
-    plain_tables = plain.cu_seqlens_q, plain.seq_lens_kv, plain.block_table
-    assert cpu.spared_keys(plain.q, plain.k_cache, *plain_tables) == 0
+    assert cpu.spared_keys(case.q, case.k_cache, case.batch) == 16 * 16 + 10 * 16
+    assert cpu.spared_keys(case.q, case.k_cache, case.batch, window=100) == 0, "a window may not see the beginning"
+    assert cpu.spared_keys(plain.q, plain.k_cache, plain.batch) == 0
 
 
 @DTYPES
