@@ -23,7 +23,7 @@ from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
-from mini_engine.model.kinds import Window
+from mini_engine.model import kinds
 
 NEW = 4
 FULL, WINDOWS, READ = "full", "windows", "read"
@@ -60,7 +60,8 @@ def with_windows(plain: Path, shape: Shape) -> Path:
     out = plain.with_name(f"{plain.name}-windows-{shape.window}")
     out.mkdir(exist_ok=True)
     raw = json.loads((plain / "config.json").read_text(encoding="utf-8"))
-    raw |= {"use_sliding_window": True, "sliding_window": shape.window, "layer_types": shape.layer_types}
+    types = [kinds.SLIDING if isinstance(kind, kinds.Window) else kinds.FULL for kind in shape.layers]
+    raw |= {"use_sliding_window": True, "sliding_window": shape.window, "layer_types": types}
     (out / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     for source in plain.iterdir():
         link_or_copy(source, out)
@@ -74,7 +75,7 @@ def engine_behind(path: Path, args: Namespace, batch: int, rounds: int) -> Engin
     length = args.history + answer
     limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=CHUNK, chunked_prefill_size=CHUNK)
     model = build.load(path, args.dtype, "cpu")
-    blocks = -(-length // 16) * batch * (4 if any(isinstance(kind, Window) for kind in model.config.layers) else 1) + 64
+    blocks = -(-length // 16) * batch * (4 if any(isinstance(kind, kinds.Window) for kind in model.config.layers) else 1) + 64
     engine = build.build_engine(model, num_blocks=blocks, scheduler_config=limits, enable_prefix_caching=False)
     assert isinstance(engine.runner, ModelRunner)
     pool = getattr(engine.runner.pool, "kv", engine.runner.pool)

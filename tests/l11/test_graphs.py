@@ -29,7 +29,7 @@ def replaying(capture):
     """Return an engine over pools full of NaN whose decode steps are replayed, and the count of replays."""
     counting = Counting(capture)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool_maker, "load_kernel", lambda *which: recordable)
+        patch.setattr(pool_maker, "load_kernel", lambda *which, **cache: recordable)
         engine = hybrid(FAMILY, num_blocks=100, capture=counting)
     pool = engine.runner.pool
     for tensor in (pool.states.recurrent_state, pool.states.conv_state, *pool.kv.K, *pool.kv.V):

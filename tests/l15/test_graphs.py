@@ -38,7 +38,7 @@ class Recordable(Kernel):
         return masked_attention(*inputs, self.wanted.window) if decoding else self.paged_attention(*inputs)
 
 
-def load_recordable(*wanted, window=EVERY_KEY):
+def load_recordable(*wanted, window=EVERY_KEY, **cache):
     """Return torch's kernel, with the attention above in decode steps."""
     plain = load_kernel("torch", window=window)
     return Recordable("torch", plain.paged_attention, wanted=plain.wanted)

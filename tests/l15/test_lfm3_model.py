@@ -24,7 +24,7 @@ PUBLISHED = "as published"
 
 def has_compiler():
     try:
-        native.load(torch.float32)
+        native.LIBRARY.load()
     except UserError:
         return False
     return True
