@@ -75,7 +75,8 @@ def engine_behind(path: Path, args: Namespace, batch: int, rounds: int) -> Engin
     length = args.history + answer
     limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=CHUNK, chunked_prefill_size=CHUNK)
     model = build.load(path, args.dtype, "cpu")
-    blocks = -(-length // 16) * batch * (4 if any(isinstance(kind, kinds.Window) for kind in model.config.layers) else 1) + 64
+    num_groups = 4 if any(isinstance(kind, kinds.Window) for kind in model.config.layers) else 1
+    blocks = -(-length // 16) * batch * num_groups + 64
     engine = build.build_engine(model, num_blocks=blocks, scheduler_config=limits, enable_prefix_caching=False)
     assert isinstance(engine.runner, ModelRunner)
     pool = getattr(engine.runner.pool, "kv", engine.runner.pool)
