@@ -11,7 +11,7 @@ from typing import Any
 
 from scripts.pages.matrix_prompts import Asked
 
-MODELS = ("Qwen3", "hybrid", "windows", "latents")
+MODELS = ("Qwen3", "hybrid", "windows", "latents", "all kinds")
 EVERY = 32  # numbers of prompts repeat after this many; some of them have params
 
 

@@ -130,14 +130,19 @@ def right(cell: Cell, number: int) -> Right:
     return under_grammar(cell.asked, number) if has_grammar else expected(cell.asked)[number]
 
 
+def has_bounds(cell: Cell) -> bool:
+    """Return True if another token is right where the model is unsure: with int4; with random weights, int8 as well."""
+    return "int4" in cell.names or ("int8" in cell.names and cell.model == "all kinds")
+
+
 def other_tokens(cell: Cell, number: int, answer: Completion) -> str:
-    """Describe how an answer's tokens differ; "" if they do not, or with int4 if full precision is not sure either."""
+    """Describe how an answer's tokens differ; "" if they do not, or if `has_bounds` and full precision is not sure either."""
     if answer.error:
         return answer.error
     prompt, found, token_ids = cell.asked.prompts[number], tuple(answer.token_ids), right(cell, number).token_ids
     if answer.token_ids == token_ids:
         return ""
-    if "int4" in cell.names and behind(cell.asked.checkpoint, prompt, found) < BEHIND:
+    if has_bounds(cell) and behind(cell.asked.checkpoint, prompt, found) < BEHIND:
         return ""
     return f"{answer.token_ids} instead of {token_ids}"
 
@@ -160,6 +165,6 @@ def are_near(cell: Cell, ours: list[list[float]], theirs: list[list[float]]) -> 
     asked = 1 if is_loose else None
     pairs = [pair for one, other in zip(ours, theirs, strict=True) for pair in zip(one[:asked], other, strict=False)]
     off = [abs(a - b) for a, b in pairs]
-    if "int4" in cell.names:
+    if has_bounds(cell):
         return not off or fmean(off) < LOOSE
     return max(off, default=0) <= (LOOSE if is_loose else NEAR)

@@ -17,6 +17,22 @@ CHECKPOINTS = {
     "windows": "pocket-windows",
     "latents": "pocket-latent",
 }
+SEED = 0
+RANDOM = dict(
+    vocab_size=2048,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=6,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=2048,
+    initializer_range=0.2,  # wide logit gaps; with the usual 0.02, rounding could decide the token
+    pad_token_id=0,
+    bos_token_id=0,
+    eos_token_id=0,
+)
+NARROW = 23  # tokens that a window sees, otherwise
 FEW = (
     "Once upon a time there was a small robot. The capital of France is",
     "Once upon a time there was a small robot. The opposite of hot is",
@@ -51,7 +67,9 @@ class Asked:
 
     @property
     def checkpoint(self) -> str:
-        """The name of the model's checkpoint, or the directory of a copy with wider windows."""
+        """The name of the model's checkpoint, or the directory of one that is made here."""
+        if self.model == "all kinds":
+            return random_lfm3(WIDE if self.is_crowd else NARROW).name
         return wide_windows().name if self.is_crowd and self.model == "windows" else CHECKPOINTS[self.model]
 
 
@@ -76,4 +94,20 @@ def wide_windows() -> tempfile.TemporaryDirectory:
     config = Path(folder.name, "config.json")
     settings = json.loads(config.read_text(encoding="utf-8")) | {"sliding_window": WIDE}
     config.write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+@functools.cache
+def random_lfm3(window: int) -> tempfile.TemporaryDirectory:
+    """Return a random LFM3 with layers of all kinds and pocket's tokenizer, which lasts as long as this process."""
+    import torch
+    from transformers import Lfm3Config, Lfm3ForCausalLM
+
+    from mini_engine.pocket import POCKET_DIR
+
+    torch.manual_seed(SEED)
+    folder = tempfile.TemporaryDirectory(prefix="random-lfm3-")
+    Lfm3ForCausalLM(Lfm3Config(**RANDOM, sliding_window=window)).save_pretrained(folder.name)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(POCKET_DIR / name, Path(folder.name, name))
     return folder
