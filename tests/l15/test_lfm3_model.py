@@ -18,6 +18,7 @@ from tests.l15.lfm3 import SHAPES, OneSequence, checkpoint, greedy, hugging_face
 from tests.l15.lfm3 import load as load_lfm3
 from tests.support import refused, some_ids
 
+pytestmark = pytest.mark.reference  # no task is about this
 PUBLISHED = "as published"
 
 
