@@ -134,3 +134,13 @@ class OneSequence:
         self.inputs[layer] = both = torch.cat((before, x))
         recent = both[-len(x) - weight.shape[1] + 1 :]
         return F.conv1d(recent.T[None], weight[:, None], groups=len(weight))[0].T
+
+
+@torch.inference_mode()
+def logits(model, ids, pieces=()):
+    """Return the logits of all tokens, computed in pieces of these lengths, then one by one."""
+    store, start, found = OneSequence(model.config), 0, []
+    for length in (*pieces, *[1] * (len(ids) - sum(pieces))):
+        found.append(model(torch.tensor(ids[start : start + length]), store, store.plan(start, length)))
+        start += length
+    return torch.cat(found)

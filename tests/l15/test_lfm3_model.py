@@ -14,11 +14,11 @@ from mini_engine.loading import load, reader_of
 from mini_engine.model.decoder import Decoder
 from mini_engine.model.kinds import Full, State, Window
 from mini_engine.parts import with_layers
-from tests.l15.lfm3 import SHAPES, OneSequence, checkpoint, greedy, hugging_face, write_lfm3
+from tests.l15.lfm3 import SHAPES, OneSequence, checkpoint, greedy, hugging_face, logits, write_lfm3
 from tests.l15.lfm3 import load as load_lfm3
-from tests.l18.ranks import in_threads, part
 from tests.support import refused, some_ids
 
+pytestmark = pytest.mark.reference  # no task is about this
 PUBLISHED = "as published"
 
 
@@ -33,16 +33,6 @@ def has_compiler():
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="NOT CHECKED: packed weights in C++; no compiler")
 each_shape = pytest.mark.parametrize("shape", SHAPES)
 NEW = 24
-
-
-@torch.inference_mode()
-def logits(model, ids, pieces=()):
-    """Return the logits of all tokens, computed in pieces of these lengths, then one by one."""
-    store, start, found = OneSequence(model.config), 0, []
-    for length in (*pieces, *[1] * (len(ids) - sum(pieces))):
-        found.append(model(torch.tensor(ids[start : start + length]), store, store.plan(start, length)))
-        start += length
-    return torch.cat(found)
 
 
 @torch.inference_mode()
@@ -87,28 +77,6 @@ def test_fast_layers_compute_the_same(shape, backend):
     torch.testing.assert_close(logits(fast, ids, (17,)), logits(reference, ids, (17,)), **close)
     prompt = tuple(ids[:11])
     assert answer(fast, prompt, NEW) == greedy(shape, prompt, NEW)
-
-
-@each_shape
-@pytest.mark.parametrize("backend", ["reference", "auto"])
-def test_two_ranks_compute_the_same(shape, backend):
-    if load_lfm3(shape).config.num_key_value_heads % 2:
-        pytest.skip("one key head cannot be shared")
-    ids = some_ids(30, 160, seed=3)
-    want = logits(load_lfm3(shape), ids, (17,))
-    for got in in_threads(checkpoint(shape), 2, backend, lambda model: logits(model, ids, (17,))):
-        torch.testing.assert_close(got, want, atol=3e-4, rtol=0.0)
-
-
-def test_ranks_share_the_channels_of_convolutions():
-    """Channels are independent, so a rank keeps the inputs of its own only."""
-    parts = [part(checkpoint(PUBLISHED), rank, 2) for rank in range(2)]
-    assert all(model.config.layers[0] == State((((24, 6), None),)) for model in parts)
-    whole = load_lfm3(PUBLISHED).model.layers[0].mixer.in_proj.weight
-    for rank, model in enumerate(parts):
-        mine = slice(24 * rank, 24 * (rank + 1))
-        want = torch.cat([third[mine] for third in whole.split(48)])
-        assert torch.equal(model.model.layers[0].mixer.in_proj.weight, want)
 
 
 def test_a_checkpoint_in_shards_is_the_same(tmp_path):
