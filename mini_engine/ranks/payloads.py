@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.tiers.records import Bytes
 
 
@@ -41,15 +40,18 @@ def block_layout(tensors: Sequence[Tensor]) -> list[Run]:
     return [Run(tensor.shape[1], [tensor[0, 0].nbytes]) for tensor in tensors]
 
 
-def state_layout(config: HybridConfig, recurrent: Tensor, conv: Tensor) -> list[Run]:
-    """Return the layout of a slot's payload.
+def state_layout(recurrent: Tensor, conv: Tensor) -> list[Run]:
+    """Return the layout of a slot's payload: heads, then the channels of queries, keys and values, each cut alone.
 
     Args:
-        config: of the rank's share. recurrent, conv: the rank's, of all slots, as in `GdnPool`.
+        recurrent, conv: the rank's, of all slots, as in `GdnPool`. Without heads, channels are cut as one.
     """
-    channel = conv[0, 0, 0].nbytes
-    sizes = [size * channel for size in (config.key_dim, config.key_dim, config.value_dim)]
-    return [Run(len(recurrent), [recurrent[0, 0].nbytes]), Run(len(conv), sizes)]
+    heads, _, value_dim = recurrent.shape[2:]
+    values, channels, channel = heads * value_dim, conv.shape[2], conv[0, 0, 0].nbytes
+    if not values:
+        return [Run(len(conv), [channels * channel])]
+    keys = (channels - values) // 2
+    return [Run(len(recurrent), [recurrent[0, 0].nbytes]), Run(len(conv), [n * channel for n in (keys, keys, values)])]
 
 
 def join(parts: Sequence[Tensor], layout: Sequence[Run]) -> Tensor:

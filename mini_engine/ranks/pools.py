@@ -58,7 +58,7 @@ class SharedPools(Pools):
 
     def state_bytes(self, states: GdnPool) -> "SharedBlockBytes":
         """Return the state slots of all ranks as bytes."""
-        layout = state_layout(self.ranks.model.config, states.recurrent_state, states.conv_state)
+        layout = state_layout(states.recurrent_state, states.conv_state)
         return SharedBlockBytes(self.ranks, "states", BlockBytes.of_pool(states), layout)
 
 
