@@ -90,7 +90,7 @@ class GdnPool(TrackSlots):
     @property
     def parts(self) -> Sequence[Sequence[Tensor]]:
         """One list: recurrent, then convolution states of each layer, tensors whose first dimension counts slots."""
-        return ([*self.recurrent_state, *self.conv_state],)
+        return ([layer for layer in (*self.recurrent_state, *self.conv_state) if layer.numel()],)
 
     @property
     def mem_bytes(self) -> int:

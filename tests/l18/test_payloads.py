@@ -224,3 +224,19 @@ def test_what_ranks_are_asked_says_nothing_of_the_bytes_of_others():
     assert sum(map(len, state.payloads)) == slots.payload_bytes // 2
     assert ReadBlocks("kv", BLOCKS).carry_out(parts[1]) == b"".join(map(bytes, written.payloads))
     assert ReadBlocks("states", [1]).carry_out(parts[1]) == state.payloads[0]
+
+
+@each_number
+def test_states_without_heads_are_put_together_channel_by_channel(num_ranks):
+    """A short convolution has no recurrent state, and its channels are one part."""
+    whole = GdnPool(2, 3, 0, 0, 0, 8, 4)
+    whole.conv_state.normal_()
+    parts = [Pools(None, GdnPool(2, 3, 0, 0, 0, 8 // num_ranks, 4)) for _ in range(num_ranks)]
+    for rank, part in enumerate(parts):
+        part.states.conv_state.copy_(whole.conv_state.chunk(num_ranks, dim=2)[rank])
+    pools, own = shared(num_ranks, parts)
+    slots, [payload] = pools.state_bytes(own.states), BlockBytes.of_pool(whole).read([1])
+    assert bytes(slots.read([1])[0]) == bytes(payload), "the channels of all ranks in the order of one process"
+    slots.write([2], [payload])
+    for rank, part in enumerate(parts):
+        assert torch.equal(part.states.conv_state[:, 2], whole.conv_state[:, 1].chunk(num_ranks, dim=1)[rank])
