@@ -39,6 +39,11 @@ def test_the_hit_is_the_longest_prefix_that_all_can_resume_from(places, length):
     )
 
 
+def test_the_page_s_example_takes_two_rounds():
+    states, windows = Places({32, 96}), Places({16, 32, 64, 80})
+    assert Memories([states, windows]).last(None, bytes(96 * TOKEN_BYTES), None) == 32
+
+
 class Both(Windows):
     """A manager whose requests need a state and windows. `memory` is that of the windows."""
 
