@@ -19,6 +19,7 @@ from lessons.l11_hybrid.row_states import RowStates
 from mini_engine.attention.registry import load_kernel
 from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
+from mini_engine.engine.layout import kv_shape
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.memory import StateMemory
@@ -77,7 +78,7 @@ def on_device(model, prompts, args) -> Outcome:
     table = ReqToTokenPool(len(prompts), max(pages) * page, device)
     allocator = TokenToKVPoolAllocator(size, page, device=device)
     kernel = load_kernel("auto", device, dtype)
-    blocks = KvPool(config.kv_config, 1 + sum(pages), page, kernel, dtype, device)
+    blocks = KvPool(kv_shape(config), 1 + sum(pages), page, kernel, dtype, device)
     states = GdnPool.for_model(config, len(prompts), dtype=dtype, device=device)
     store = HybridKv(blocks, states)
     storage = DeviceKv(table, allocator, SlotPool(blocks), store, RowStates(states))

@@ -52,16 +52,10 @@ class Qwen3Config:
     """The shape of a dense Qwen3 model. Fields have the names they have in config.json.
 
     model_type: of the family, as in config.json.
-    has_states: some layers keep a state instead of K and V.
-    has_windows: some layers see only the last tokens.
-    has_latents: K and V are computed from something smaller, which is cached instead.
     sampling: generation_config.json's suggestions for requests without sampling parameters; lessons 6 and 7 use them.
     """
 
     model_type: ClassVar[str] = "qwen3"
-    has_states: ClassVar[bool] = False
-    has_windows: ClassVar[bool] = False
-    has_latents: ClassVar[bool] = False
 
     vocab_size: int
     hidden_size: int

@@ -26,8 +26,6 @@ class HybridConfig(Qwen3Config):
     """
 
     model_type: ClassVar[str] = "qwen3_5_text"
-    has_states: ClassVar[bool] = True
-
     head_dim: int = 256
     linear_conv_kernel_dim: int = 4
     linear_key_head_dim: int = 128
@@ -69,11 +67,6 @@ class HybridConfig(Qwen3Config):
     def conv_dim(self) -> int:
         """The channels of the convolution, through which queries, keys and values all pass."""
         return 2 * self.key_dim + self.value_dim
-
-    @property
-    def kv_config(self) -> Qwen3Config:
-        """The shape for a KV pool: only the layers with K and V."""
-        return dataclasses.replace(self, num_hidden_layers=self.num_full_layers)
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of one token's K and V: 2 * H_kv * D * attention layers * itemsize."""

@@ -21,8 +21,6 @@ class LatentConfig(Qwen3Config):
     """
 
     model_type: ClassVar[str] = "deepseek_v3"
-    has_latents: ClassVar[bool] = True
-
     kv_lora_rank: int = 512
     qk_nope_head_dim: int = 128
     qk_rope_head_dim: int = 64

@@ -3,7 +3,6 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from mini_engine.checkpoint.config import Qwen3Config, fields_of, read_settings
 from mini_engine.model.kinds import SLIDING, Full, Kind, Window
@@ -16,8 +15,6 @@ class WindowConfig(Qwen3Config):
     layer_types: "full_attention" or "sliding_attention" for each layer, in any order.
     sliding_window: the number of tokens a query of a sliding layer sees, its own included; at least 2.
     """
-
-    has_windows: ClassVar[bool] = True
 
     layer_types: tuple[str, ...] = ()
     sliding_window: int = 4096

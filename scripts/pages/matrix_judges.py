@@ -136,7 +136,7 @@ def has_bounds(cell: Cell) -> bool:
 
 
 def other_tokens(cell: Cell, number: int, answer: Completion) -> str:
-    """Describe how an answer's tokens differ; "" if they do not, or if `has_bounds` and full precision is unsure too."""
+    """Describe how an answer's tokens differ; "" if they do not, or within its bounds (`has_bounds`)."""
     if answer.error:
         return answer.error
     prompt, found, token_ids = cell.asked.prompts[number], tuple(answer.token_ids), right(cell, number).token_ids

@@ -4,7 +4,6 @@ Protects lesson N from needing lesson N + 1, the labs on the website, which have
 """
 
 import ast
-import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -69,8 +68,12 @@ WHAT_EACH_MAY_KNOW = {
     "engine_config": ("engine.scheduler_config", "speculation.options", "errors", "values"),
     "tiers": ("tiers", "kv", "engine_config", "checkpoint.stored", "model.causal_lm", "errors", "values"),
 }
-KINDS = {"has_states", "has_windows", "has_latents"}
-ASK_NO_KIND = ("tiers", "handover", "ranks.memory", "ranks.messages", "ranks.payloads", "ranks.pools")
+KINDS = {"Full", "Window", "State", "Latent"}
+ASK_FOR_KINDS = {
+    *("checkpoint.config", "windows.window_config", "hybrid.hybrid_config", "latents.latent_config"),
+    *("families.lfm3_config", "engine.layout", "engine.engine"),
+    *("windows.groups", "windows.store", "hybrid.gdn_pool"),
+}
 
 
 def test_a_module_imports_only_from_its_own_layer_and_those_below():
@@ -88,11 +91,19 @@ def test_a_place_knows_no_more_than_it_may(place):
         assert not (module.is_in(place) and wrong), f"{module.path} may know {', '.join(allowed)}, and imports {wrong}"
 
 
-def test_what_moves_blocks_asks_for_no_kind_of_model():
-    """Pools, stores and companions say themselves what is copied."""
-    moving = [module for module in MODULES.values() if any(module.is_in(place) for place in ASK_NO_KIND)]
-    asked = {m.path: KINDS & set(re.findall(r"\w+", (ROOT / m.path).read_text(encoding="utf-8"))) for m in moving}
-    assert len(moving) > len(ASK_NO_KIND) and not any(asked.values()), f"ask the object itself: {asked}"
+def test_only_the_layout_asks_what_layers_keep():
+    """Configs say it, the layout turns it into pools and memories, and all others ask these."""
+    asking = {module.name for module in MODULES.values() if KINDS & module_words(module) - {"Kind"}}
+    assert {"engine.layout"} < asking <= ASK_FOR_KINDS, (
+        f"ask the pool, the store or the memory: {asking - ASK_FOR_KINDS}"
+    )
+
+
+def module_words(module):
+    """Return the names that a module imports from `model.kinds`."""
+    tree = ast.parse((ROOT / module.path).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {alias.name for node in imports if node.module == "mini_engine.model.kinds" for alias in node.names}
 
 
 def test_what_decides_holds_numbers_and_no_tensors():

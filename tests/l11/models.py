@@ -15,6 +15,7 @@ import torch
 from mini_engine.attention.registry import load_kernel
 from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
+from mini_engine.engine.layout import kv_shape
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import plan_step
 from mini_engine.engine.sampling_params import SamplingParams
@@ -117,7 +118,7 @@ def first_logits(family: str, ids: list[int], dtype: torch.dtype = torch.float32
     """Return (our logits, Hugging Face's) of all tokens of one prompt, computed in one step from an empty store."""
     model, hf = both(family, dtype)
     size = 16
-    kv = KvPool(model.config.kv_config, 2 + len(ids) // size, size, load_kernel("reference"), dtype)
+    kv = KvPool(kv_shape(model.config), 2 + len(ids) // size, size, load_kernel("reference"), dtype)
     store = HybridKv(kv, GdnPool.for_model(model.config, 1, dtype=dtype))
     request = Request("r", ids, SamplingParams(temperature=0, max_tokens=1))
     step = plan_step([Chunk(request, 0, len(ids), array("i", range(1, 2 + len(ids) // size)))], size, store.device)

@@ -9,6 +9,7 @@ from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
 from lessons.l10_device.slot_pool import SlotPool
 from lessons.l11_hybrid.row_states import RowStates
 from mini_engine.attention.registry import load_kernel
+from mini_engine.engine.layout import kv_shape
 from mini_engine.errors import UserError
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.store import HybridKv
@@ -24,7 +25,7 @@ FAMILY = "every fourth attends"
 
 def storage(family, rows=6, slots=6, page=4) -> DeviceKv:
     config = both(family)[0].config
-    blocks = KvPool(config.kv_config, 128 // page + 1, page, load_kernel("torch"))
+    blocks = KvPool(kv_shape(config), 128 // page + 1, page, load_kernel("torch"))
     states = GdnPool.for_model(config, slots)
     states.recurrent_state[:] = float("nan")
     states.conv_state[:] = float("nan")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mini_engine.attention.registry import load_kernel
+from mini_engine.engine.layout import kv_shape
 from mini_engine.errors import UserError
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.native import NativeStep
@@ -38,7 +39,7 @@ def native_step(config, kind):
 
 def store_of(config, kind):
     """Return a store whose states are random, the same each time."""
-    kv = KvPool(config.kv_config, 2, 8, load_kernel("reference"), torch.float32)
+    kv = KvPool(kv_shape(config), 2, 8, load_kernel("reference"), torch.float32)
     store = HybridKv(kv, GdnPool.for_model(config, 8), native_step(config, kind))
     torch.manual_seed(0)
     for states in (store.states.recurrent_state, store.states.conv_state):

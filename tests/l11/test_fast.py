@@ -8,6 +8,7 @@ import torch
 
 from mini_engine.attention.registry import load_kernel
 from mini_engine.build import build_engine
+from mini_engine.engine.layout import kv_shape
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.hybrid.fast import native_step_for, speed_up_hybrid
@@ -36,7 +37,7 @@ def stores(config, dtype):
     torch.manual_seed(0)
     found = []
     for step in (None, NativeStep(config, dtype)):
-        kv = KvPool(config.kv_config, 2, 8, load_kernel("reference"), dtype)
+        kv = KvPool(kv_shape(config), 2, 8, load_kernel("reference"), dtype)
         found.append(HybridKv(kv, GdnPool.for_model(config, 6, dtype=dtype), step))
     found[0].states.recurrent_state.normal_()
     found[0].states.conv_state.normal_()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mini_engine.attention.registry import load_kernel
+from mini_engine.engine.layout import kv_shape
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.model import GatedDeltaNet, GatedRMSNorm
@@ -25,7 +26,7 @@ NARROW, WIDE = torch.bfloat16, torch.float32
 
 def store(config: HybridConfig, dtype: torch.dtype) -> HybridKv:
     """Return a store whose states, random numbers that bfloat16 can hold, do not depend on the dtype."""
-    kv = KvPool(config.kv_config, 2, 8, load_kernel("reference"), dtype)
+    kv = KvPool(kv_shape(config), 2, 8, load_kernel("reference"), dtype)
     found = HybridKv(kv, GdnPool.for_model(config, 3, dtype=dtype))
     torch.manual_seed(1)
     for tensor in (found.states.recurrent_state, found.states.conv_state):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.engine.layout import kv_shape
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.layer_types import LINEAR
@@ -64,7 +65,7 @@ class Pools:
 
 
 def pools_of(config: Qwen3Config, dtype) -> Pools:
-    kv = KvPool(config.kv_config, 5, 2, lambda *_: None, dtype)
+    kv = KvPool(kv_shape(config), 5, 2, lambda *_: None, dtype)
     for tensor in (*kv.K, *kv.V):
         tensor.zero_()
     return Pools(kv, GdnPool.for_model(config, 2, dtype=dtype, max_track_slots=1))

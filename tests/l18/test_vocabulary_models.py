@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from mini_engine.attention.registry import load_kernel
+from mini_engine.engine.layout import store_of
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
-from mini_engine.latents.store import LatentKv
 from mini_engine.ranks.shard import bytes_per_step, gathered_bytes_per_step
 from mini_engine.ranks.vocabulary import (
     CutEmbedding,
@@ -113,7 +113,7 @@ def test_ranks_together_embed_and_score_as_one_does(vocab_size, num_ranks):
 def step_of(model, ids):
     """Return the logits of a prompt in a new pool, of all tokens."""
     pool = KvPool(model.config, 6, 4, load_kernel("torch"))
-    store = LatentKv(model.config, pool) if model.config.has_latents else pool
+    store = store_of(model, pool)
     slots, table = torch.arange(4, 4 + len(ids)), torch.arange(1, 6)[None].int()
     starts, length = torch.tensor([0, len(ids)]).int(), torch.tensor([len(ids)]).int()
     return model(ids, store, ForwardMeta(torch.arange(len(ids)), slots, starts, length, table, 4))
