@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,6 @@ from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.weights import load_model
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.qwen3 import qwen3_model
-from mini_engine.native_build import Library
 
 # Each family varies one thing: query heads per key head, head_dim, tied or untied head, biases, odd sizes.
 FAMILIES = {
@@ -178,8 +178,8 @@ def oracle(q, k, v) -> torch.Tensor:
     return out
 
 
-def forget_builds(*libraries: Library) -> None:
-    """Make this process one that has not asked for these compiled libraries yet."""
+def forget_builds(*libraries: Any) -> None:
+    """Make this process one that has not asked for these compiled libraries (`native_build.Library`) yet."""
     for library in libraries:
         for name in ("_built", "_known"):
             vars(library).pop(name, None)

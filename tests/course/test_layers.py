@@ -93,7 +93,7 @@ def test_a_place_knows_no_more_than_it_may(place):
 
 def test_only_the_layout_asks_what_layers_keep():
     """Configs say it, the layout turns it into pools and memories, and all others ask these."""
-    asking = {module.name for module in MODULES.values() if KINDS & module_words(module) - {"Kind"}}
+    asking = {module.name for module in MODULES.values() if KINDS & module_words(module)}
     assert {"engine.layout"} < asking <= ASK_FOR_KINDS, (
         f"ask the pool, the store or the memory: {asking - ASK_FOR_KINDS}"
     )
