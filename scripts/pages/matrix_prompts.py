@@ -7,6 +7,7 @@ import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from scripts import ROOT
 
@@ -18,7 +19,7 @@ CHECKPOINTS = {
     "latents": "pocket-latent",
 }
 SEED = 0
-RANDOM = dict(
+RANDOM: dict[str, Any] = dict(
     vocab_size=2048,
     hidden_size=64,
     intermediate_size=128,
