@@ -7,13 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mini_engine.assembly.engine_config import EngineConfig
+    from mini_engine.assembly.llm import LLM
+    from mini_engine.base.errors import UserError
     from mini_engine.engine.answer import TextDelta
     from mini_engine.engine.offline import Completion
     from mini_engine.engine.sampling_params import SamplingParams
     from mini_engine.engine.scheduler_config import SchedulerConfig
-    from mini_engine.engine_config import EngineConfig
-    from mini_engine.errors import UserError
-    from mini_engine.llm import LLM
 
 __version__ = "0.2.0"
 __all__ = [
@@ -28,13 +28,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "mini_engine.llm",
+    "LLM": "mini_engine.assembly.llm",
     "Completion": "mini_engine.engine.offline",
-    "EngineConfig": "mini_engine.engine_config",
+    "EngineConfig": "mini_engine.assembly.engine_config",
     "SamplingParams": "mini_engine.engine.sampling_params",
     "SchedulerConfig": "mini_engine.engine.scheduler_config",
     "TextDelta": "mini_engine.engine.answer",
-    "UserError": "mini_engine.errors",
+    "UserError": "mini_engine.base.errors",
 }
 
 

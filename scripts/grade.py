@@ -21,8 +21,8 @@ from lessons._course.catalog import Lesson, choose, read_lessons
 from lessons._course.cli import seconds
 from lessons._course.limits import TOTAL_SECONDS
 from lessons._course.places import CourseError, Places
+from mini_engine.base.errors import UserError
 from mini_engine.cli.parser import OneLineParser, description, guard
-from mini_engine.errors import UserError
 
 
 def chosen(places: Places, names: str) -> list[Lesson]:

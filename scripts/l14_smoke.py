@@ -14,12 +14,12 @@ from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, run_several
 from scripts.smoke.steps import steps_of
 
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
+from mini_engine.base.errors import UserError
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.stats import Summary
-from mini_engine.errors import UserError
 from mini_engine.speculation.options import Speculation
 
 BATCHED = "batched"

@@ -12,10 +12,10 @@ from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, add_all, answers, lost_blocks, run_several
 from scripts.smoke.steps import steps_of
 
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
+from mini_engine.base.errors import UserError
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.windows.groups import num_window_groups, places_of
 from mini_engine.windows.memory import WindowMemory

@@ -19,11 +19,11 @@ from lessons.l10_device.loop import DeviceKv, generate_on_device
 from lessons.l10_device.req_to_token import ReqToTokenPool
 from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
 from lessons.l10_device.slot_pool import SlotPool
+from mini_engine.assembly.build import build_engine
 from mini_engine.attention.registry import load_kernel
-from mini_engine.build import build_engine
+from mini_engine.base.errors import UserError
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.cache_coordinator import cache_of

@@ -12,10 +12,10 @@ from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, answers, lost_blocks, run_several
 
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
+from mini_engine.base.errors import UserError
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.tiers.connector import TierConnector
 

@@ -15,15 +15,15 @@ from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, add_all, answers, lost_blocks, run_several
 from scripts.smoke.steps import steps_of
 
-from mini_engine.build import build_engine, over_ranks, start_ranks
+from mini_engine.assembly.build import build_engine, over_ranks, start_ranks
+from mini_engine.assembly.choices import identity_of
+from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.cli.parser import whole_number
+from mini_engine.distributed.tensor_parallel.processes import Ranks
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.engine_config import EngineConfig
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.kv.cache_coordinator import cache_of
-from mini_engine.parts import identity_of
-from mini_engine.ranks.processes import Ranks
 from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.store import BlockStore
 
@@ -168,7 +168,7 @@ def paths():
 
 
 def arguments():
-    from mini_engine.loading import load
+    from mini_engine.assembly.loading import load
 
     parser = make_parser(first_line(__doc__), block_size=8)
     parser.set_defaults(load_model=load, device="cpu")  # where the ranks run

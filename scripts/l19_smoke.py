@@ -15,12 +15,12 @@ from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, answers, lost_blocks, run_several
 from scripts.smoke.steps import steps_of
 
-from mini_engine.build import build_engine, open_engine
+from mini_engine.assembly.build import build_engine, open_engine
+from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.engine_config import EngineConfig
 from mini_engine.handover.either import EitherConnector
 from mini_engine.handover.receiver import ReceivingConnector
 from mini_engine.handover.stage import State
@@ -241,7 +241,7 @@ def paths():
 
 
 def arguments():
-    from mini_engine.loading import load
+    from mini_engine.assembly.loading import load
 
     parser = make_parser(first_line(__doc__), block_size=8)
     parser.set_defaults(load_model=load)

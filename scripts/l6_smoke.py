@@ -5,10 +5,10 @@ import sys
 from scripts.smoke.arguments import make_parser
 from scripts.smoke.run import Outcome, run_smoke
 
+from mini_engine.assembly.llm import LLM
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.llm import LLM
 from mini_engine.text.tokenizer import Tokenizer
 
 

@@ -62,9 +62,9 @@ def over_http(url: str, args: argparse.Namespace, stream: bool) -> tuple[float, 
 
 def measure(args: argparse.Namespace) -> tuple[dict[str, float], float]:
     """Return tokens/s of each way, and the events of a streamed round: medians of the rounds after a warm-up round."""
+    from mini_engine.assembly.llm import LLM
     from mini_engine.engine.sampling_params import SamplingParams
     from mini_engine.engine.worker import EngineWorker
-    from mini_engine.llm import LLM
     from mini_engine.server.app import create_app
     from mini_engine.server.background import in_background
     from mini_engine.server.metrics import Metrics

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from scripts.smoke.arguments import make_parser
 from scripts.smoke.run import Outcome, run_smoke
 
+from mini_engine.base.errors import UserError
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
-from mini_engine.errors import UserError
 from mini_engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # the client is an extra

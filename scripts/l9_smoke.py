@@ -12,11 +12,11 @@ from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, drained, run_several
 
+from mini_engine.base.errors import UserError
+from mini_engine.base.native_build import SUFFIXES, find_compiler
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.layers import native, speed_up
-from mini_engine.native_build import SUFFIXES, find_compiler
 
 REFERENCE = "reference"
 BACKENDS = ("torch", "packed")

@@ -154,7 +154,7 @@ def write_random(
     Raises:
         UserError: there is not enough disk space; no weights were written.
     """
-    from mini_engine.errors import UserError
+    from mini_engine.base.errors import UserError
 
     write_json(directory / "config.json", config_of(shape, dtype, tokenizer))
     shapes, width = tensor_shapes(directory), 2 if dtype == "bfloat16" else 4
@@ -184,7 +184,7 @@ def arguments():
 
 def run(args) -> int:
     """Write everything, or nothing."""
-    from mini_engine.errors import UserError
+    from mini_engine.base.errors import UserError
 
     out = args.out or Path("build") / f"random-qwen3-{args.shape}"
     if out.exists() and not out.is_dir():

@@ -27,8 +27,8 @@ from lessons._course.starter import find_function
 from lessons._course.student import student_files
 from lessons._course.verdict import need_files
 from mini_engine import __version__
+from mini_engine.base.errors import UserError
 from mini_engine.cli.parser import OneLineParser, description, guard
-from mini_engine.errors import UserError
 
 PACKAGES = ("torch", "transformers", "pytest", "hypothesis")
 FORM = "https://github.com/kv-course/kv-course/issues/new?template=refused-answer.yml"

@@ -22,7 +22,7 @@ def seconds(llm, pause: float, tokens: int) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    from mini_engine.llm import LLM
+    from mini_engine.assembly.llm import LLM
 
     llm = LLM()
     for pause in (0.0, args.milliseconds / 1000):

@@ -14,8 +14,8 @@ from lessons._course.checker import Check
 from lessons._course.order import plan_of
 from lessons._course.places import CourseError, Places
 from lessons._course.runner import Spawned
+from mini_engine.base.errors import UserError
 from mini_engine.cli.parser import OneLineParser, guard
-from mini_engine.errors import UserError
 
 
 def measure(lesson: Lesson, places: Places) -> dict[str, object]:

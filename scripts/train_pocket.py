@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
 
     from transformers.utils.logging import disable_progress_bar
 
-    from mini_engine.errors import UserError
+    from mini_engine.base.errors import UserError
 
     args.out = args.out or Path(DEFAULT_OUTS[args.kind])
     for name, value in KINDS[args.kind].items():

@@ -20,8 +20,8 @@ from torch import Tensor
 from lessons.l10_device.req_to_token import PADDING_ROW, ReqToTokenPool
 from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
 from lessons.l10_device.slot_pool import SlotPool
+from mini_engine.base.errors import OutOfBlocks, UserError
 from mini_engine.engine.runner import Step
-from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.gpu.graphs import Capture, no_graph
 from mini_engine.gpu.staging import upload
 from mini_engine.kv.block_tensor import ForwardMeta

@@ -14,7 +14,7 @@ from torch import Tensor
 from lessons.l10_device.req_to_token import ReqToTokenPool
 from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
 from lessons.l10_device.slot_pool import SlotPool
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.kv.block_tensor import KvPool
 
 

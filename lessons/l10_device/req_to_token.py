@@ -15,7 +15,7 @@ al., 2024) and pymllm.
 import torch
 from torch import Tensor
 
-from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.base.errors import OutOfBlocks, UserError
 from mini_engine.kv.block_tensor import ForwardMeta
 
 PADDING_ROW = 0

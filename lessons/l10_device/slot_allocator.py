@@ -22,7 +22,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.base.errors import OutOfBlocks, UserError
 
 
 class TokenToKVPoolAllocator:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from lessons.l10_device.loop import RowMemory
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.plan import shallow, with_states
 from mini_engine.hybrid.store import HybridMeta

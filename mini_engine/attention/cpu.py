@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.contract import EVERY_KEY, Batch
-from mini_engine.native_build import Library, Signature
+from mini_engine.base.native_build import Library, Signature
 
 HEADERS = tuple(
     Path(__file__).with_name(name) for name in ("paged_cpu.h", "runs.h", "scalar.h", "tasks.h", "tile.h", "vectors.h")

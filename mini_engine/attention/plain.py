@@ -2,7 +2,7 @@
 
 from mini_engine.attention import blockwise, cpu, folded, reference
 from mini_engine.attention.contract import Kernel, Wanted
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 
 def load_cpu(wanted: Wanted) -> Kernel:

@@ -11,8 +11,8 @@ from importlib import import_module
 import torch
 
 from mini_engine.attention.contract import EVERY_KEY, Kernel, Wanted
-from mini_engine.errors import UserError
-from mini_engine.values import shown
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import shown
 
 KERNEL_NAMES = ("auto", "reference", "blockwise", "torch", "cpu", "triton")
 # The modules whose LOADERS have the kernels for a kind of cache, imported on request.

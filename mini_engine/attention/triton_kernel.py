@@ -17,7 +17,7 @@ from triton import knobs
 
 from mini_engine.attention.contract import EVERY_KEY, Batch
 from mini_engine.attention.triton_launch import MAX_SPLITS, MIN_SPLIT, LaunchConfig, launch_config
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 LOG2_E = 1.4426950408889634  # the kernels' exponentials are powers of two
 LEAST, MOST, EVERY = tl.constexpr(MIN_SPLIT), tl.constexpr(MAX_SPLITS), tl.constexpr(EVERY_KEY)

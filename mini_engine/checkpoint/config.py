@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from mini_engine.base.errors import TooLong, UserError, warn_once
+from mini_engine.base.values import shown
 from mini_engine.checkpoint.generation import NO_DEFAULTS, SamplingDefaults, end_tokens, sampling_defaults
 from mini_engine.checkpoint.json_files import read_json
-from mini_engine.errors import TooLong, UserError, warn_once
 from mini_engine.model.kinds import Full, Kind
-from mini_engine.values import shown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -11,9 +11,9 @@ from typing import Any
 from pydantic_core import SchemaValidator, ValidationError
 from pydantic_core import core_schema as s
 
-from mini_engine.errors import UserError, warn_once
+from mini_engine.base.errors import UserError, warn_once
+from mini_engine.base.values import shown
 from mini_engine.model.kinds import FULL, SLIDING
-from mini_engine.values import shown
 
 WIDTH = s.int_schema(ge=1, le=2**24)  # far beyond any model, and a product of three still fits torch's sizes
 HEADS = s.int_schema(ge=1, le=2**16)

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mini_engine.base.errors import UserError, warn_once
+from mini_engine.base.values import shown
 from mini_engine.checkpoint.json_files import read_json
-from mini_engine.errors import UserError, warn_once
-from mini_engine.values import shown
 
 FILE = "generation_config.json"
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 
 def read_json(path: Path) -> dict:

@@ -31,7 +31,7 @@ def shipped_checkpoint(name: str) -> Path:
 @cache
 def combined(name: str, config: Path, weights: Path) -> Path:
     """Return a directory with this config.json and the other files of the checkpoint `weights`."""
-    from mini_engine.native_build import cache_dir  # lesson 3's
+    from mini_engine.base.native_build import cache_dir  # lesson 3's
 
     files = [path for path in sorted(weights.iterdir()) if path.suffix in FILES and path.name != config.name] + [config]
     digest = hashlib.sha256()

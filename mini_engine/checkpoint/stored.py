@@ -16,10 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mini_engine.base.errors import UserError, first_line, warn_once
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.json_files import read_json
 from mini_engine.checkpoint.names import EMBEDDING, HEAD, Place, as_stored, place_parameters, unknown
-from mini_engine.errors import UserError, first_line, warn_once
 
 PIECE_BYTES = 16 * 2**20
 FILE_DTYPES = ("F64", "F32", "F16", "BF16")

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import torch
 
+from mini_engine.base.errors import UserError, first_line
+from mini_engine.base.values import shown
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.shipped import FOLDERS, shipped_checkpoint
 from mini_engine.checkpoint.stored import Stored
-from mini_engine.errors import UserError, first_line
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.qwen3 import qwen3_model
-from mini_engine.values import shown
 
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.json"]
 

@@ -180,9 +180,9 @@ def scheduler_config(args: argparse.Namespace):
 
 def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
     """Load the LLM that `args` asks for. scheduler_config: the limits of a step, for a command that takes them."""
+    from mini_engine.assembly.engine_config import EngineConfig
+    from mini_engine.assembly.llm import LLM
     from mini_engine.cli.dtype import chosen_dtype
-    from mini_engine.engine_config import EngineConfig
-    from mini_engine.llm import LLM
 
     config = EngineConfig(
         backend=args.backend,
@@ -212,8 +212,8 @@ def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
 
 def tokenizer_of(model: str | None):
     """Return the tokenizer of `--model`. UserError if the model's kind does not run here."""
+    from mini_engine.assembly.loading import check_kind
     from mini_engine.checkpoint.weights import resolve_checkpoint
-    from mini_engine.loading import check_kind
     from mini_engine.pocket import POCKET_DIR
     from mini_engine.text.tokenizer import Tokenizer
 

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.tiers.disk import DiskTier
 from mini_engine.tiers.seal import seal_of
 

@@ -59,8 +59,8 @@ class Session:
 
     def reply(self, text: str) -> None:
         """Stream an answer. A message that cannot be answered is dropped from the conversation."""
+        from mini_engine.base.errors import UserError
         from mini_engine.engine.answer import TextDelta
-        from mini_engine.errors import UserError
 
         messages = [*self.messages, {"role": "user", "content": text}]
         try:

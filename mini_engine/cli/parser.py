@@ -81,7 +81,7 @@ def guard(
     """Parse the arguments and run `work`; report a user's mistake in one line. Return the exit code."""
     settle_streams()
     args = parser.parse_args(argv)
-    from mini_engine.errors import CacheFull, OutOfBlocks, UserError
+    from mini_engine.base.errors import CacheFull, OutOfBlocks, UserError
 
     try:
         code = work(args)

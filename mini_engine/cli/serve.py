@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from mini_engine.base.errors import EngineDead, UserError
 from mini_engine.cli.arguments import (
     add_engine_options,
     add_scheduler_options,
@@ -23,7 +24,6 @@ from mini_engine.cli.arguments import (
     scheduler_config,
 )
 from mini_engine.cli.parser import at_least, whole_number
-from mini_engine.errors import EngineDead, UserError
 from mini_engine.text.prompts import checked_variables
 
 if TYPE_CHECKING:

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import torch
 
+from mini_engine.base.errors import EngineDead, UserError
+from mini_engine.base.values import shown
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.engine.prompt_logprobs import take_prompt_rows
 from mini_engine.engine.request import Ending, FinishReason, Request
@@ -25,13 +27,11 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, Decoding, Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.stats import StepStats
-from mini_engine.errors import EngineDead, UserError
 from mini_engine.kv.block_tensor import KvPool, PoolShape
 from mini_engine.kv.manager import KvCacheManager, blocks_in_budget
 from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.kinds import Full
-from mini_engine.values import shown
 
 CPU_KV_BYTES = 2**30
 GPU_SHARE = 0.8

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.processors import NEVER, apply_min_tokens
 from mini_engine.engine.sampling_params import SampleRow
-from mini_engine.errors import UserError
 
 
 def apply_grammar_mask(logits: Tensor, rows: Sequence[SampleRow]) -> None:

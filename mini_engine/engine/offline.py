@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import shown
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Ending, FinishReason, Request
 from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.stats import Summary
-from mini_engine.errors import UserError
-from mini_engine.values import shown
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.loop import next_token
-from mini_engine.errors import UserError
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
 from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import real, shown, whole
 from mini_engine.engine.grammar import ANYTHING, Grammar, Matcher, TokenMask
-from mini_engine.errors import UserError
-from mini_engine.values import real, shown, whole
 
 GREEDY = 0.0
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1

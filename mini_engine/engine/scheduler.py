@@ -16,13 +16,13 @@ from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
+from mini_engine.base.errors import EngineDead, TooLong, UserError
+from mini_engine.base.values import shown
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SampleRow
 from mini_engine.engine.scheduler_config import POLICIES, SchedulerConfig
-from mini_engine.errors import EngineDead, TooLong, UserError
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.values import shown
 
 
 class Chunk(NamedTuple):

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from operator import attrgetter
 
-from mini_engine.errors import UserError
-from mini_engine.values import real, shown, whole
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import real, shown, whole
 
 POLICIES = {"fcfs": attrgetter("arrival"), "priority": attrgetter("priority", "arrival")}
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mini_engine.base.errors import EngineDead
 from mini_engine.checkpoint.generation import NO_DEFAULTS, SamplingDefaults
 from mini_engine.engine.answer import AnswerReader, TextDelta
 from mini_engine.engine.engine import Engine
@@ -33,7 +34,6 @@ from mini_engine.engine.request import Ending, FinishReason, Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.stats import StepStats
 from mini_engine.engine.turns import give_place
-from mini_engine.errors import EngineDead
 from mini_engine.text.tokenizer import Tokenizer
 
 STUCK_SECONDS = 60.0  # a step that runs for longer is reported

@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import shown
 from mini_engine.families.family import Family
-from mini_engine.values import shown
 
 FILES = {
     "qwen3": "qwen3",

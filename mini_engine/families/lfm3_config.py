@@ -8,13 +8,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from pydantic_core import core_schema as s
 
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import shown
 from mini_engine.checkpoint.config import Qwen3Config, fields_of
 from mini_engine.checkpoint.config_schema import ANGLE_BASE, FLAG, LENGTHS, OBJECT, POSITIVE, SHAPE, check, validator
 from mini_engine.checkpoint.generation import end_tokens, sampling_defaults
 from mini_engine.checkpoint.json_files import read_json
-from mini_engine.errors import UserError
 from mini_engine.model.kinds import FULL, SLIDING, Full, Kind, State, Window
-from mini_engine.values import shown
 
 CONV = "conv"
 ATTENTION = (FULL, SLIDING)

@@ -27,9 +27,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.runner import ModelRunner, Runner, Step, plan_step
 from mini_engine.engine.scheduler import Chunk
-from mini_engine.errors import UserError
 from mini_engine.gpu.staging import Staging, Table, block_of, uploaded
 from mini_engine.kv.block_tensor import ForwardMeta
 

@@ -5,11 +5,11 @@ from multiprocessing.context import SpawnContext
 from queue import SimpleQueue
 from typing import ClassVar
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
+from mini_engine.distributed.tensor_parallel.others import PRINTED, ctrl_c_ignored
+from mini_engine.distributed.tensor_parallel.pulse import TICK_SECONDS, Pulse, bytes_for
 from mini_engine.handover.prefill import Seat, work
 from mini_engine.handover.protocol import Ask, Cancel, Close, Failed, Layout, Message, packed, unpacked
-from mini_engine.ranks.others import PRINTED, ctrl_c_ignored
-from mini_engine.ranks.pulse import TICK_SECONDS, Pulse, bytes_for
 
 
 class Handle:

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from mini_engine.engine.pools import OWN_POOLS, Pools
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.assembly.pools import OWN_POOLS, Pools
+from mini_engine.assembly.storage import Storage
+from mini_engine.base.errors import UserError
+from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.engine.storage import Storage
-from mini_engine.engine_config import EngineConfig
-from mini_engine.errors import UserError
 from mini_engine.handover.extras import Extras
 from mini_engine.handover.prefill import Built
 from mini_engine.handover.protocol import Layout
@@ -22,7 +23,6 @@ from mini_engine.handover.sender import SendingConnector
 from mini_engine.handover.stage import Stage
 from mini_engine.handover.transfers import Transfers
 from mini_engine.handover.workers import PrefillWorkers
-from mini_engine.ranks.shared_block import SharedBlock
 from mini_engine.tiers.keys import Identity
 
 STAGE_BYTES = 2**28

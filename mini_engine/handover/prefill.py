@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mini_engine.base.errors import UserError, first_line
+from mini_engine.distributed.tensor_parallel.pulse import Pulse, live_with_parent
+from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.errors import UserError, first_line
 from mini_engine.handover.protocol import Ask, Cancel, Close, Failed, Layout, packed, unpacked
 from mini_engine.handover.sender import SendingConnector
-from mini_engine.ranks.pulse import Pulse, live_with_parent
-from mini_engine.ranks.shared_block import SharedBlock
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.engine import Engine
-from mini_engine.errors import UserError
 from mini_engine.handover.either import EitherConnector
 from mini_engine.handover.receiver import ReceivingConnector
 from mini_engine.handover.workers import PrefillWorkers

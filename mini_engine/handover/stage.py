@@ -13,7 +13,7 @@ touch it; only the sender's word, or its death, gives that back. So a cancelled 
 from collections.abc import Sequence
 from enum import Enum
 
-from mini_engine.ranks.shared_block import SharedBlock
+from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 
 
 class State(Enum):

@@ -16,14 +16,14 @@ import torch
 import torch.multiprocessing as mp
 
 from mini_engine.distributed.routing.policy import Policy
+from mini_engine.distributed.tensor_parallel.pulse import TICK_SECONDS
+from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 from mini_engine.handover.handle import Handle
 from mini_engine.handover.prefill import Seat
 from mini_engine.handover.protocol import Ask, Cancel, Close, Ended, Filled, Layout
 from mini_engine.handover.stage import BrokenProtocol
 from mini_engine.handover.transfers import Transfers
 from mini_engine.kv.radix_node import TOKEN_BYTES
-from mini_engine.ranks.pulse import TICK_SECONDS
-from mini_engine.ranks.shared_block import SharedBlock
 from mini_engine.tiers.keys import chain
 
 MOST_LOSSES = 3  # in a row, without a complete transfer in between: from then on there is a pause before the next start

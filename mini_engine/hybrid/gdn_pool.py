@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.errors import UserError
 from mini_engine.hybrid.track_slots import TrackSlots
 from mini_engine.model.kinds import State
 

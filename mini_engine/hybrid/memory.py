@@ -15,7 +15,7 @@ own, and the one behind the last right token becomes the request's.
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.base.errors import OutOfBlocks, UserError
 from mini_engine.hybrid.checkpoints import Checkpoints
 from mini_engine.hybrid.track_slots import TrackSlots
 from mini_engine.kv.memory import CacheMemory, Lookup

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mini_engine.base.native_build import Library, Signature
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.layers.native import Matrix
 from mini_engine.layers.packed_step import alloc_padded
-from mini_engine.native_build import Library, Signature
 
 HERE = Path(__file__).parent
 SOURCES = (

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic_core import core_schema as s
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config_schema import (
     ANGLE_BASE,
     HEADS,
@@ -18,7 +19,6 @@ from mini_engine.checkpoint.config_schema import (
     shown,
     validator,
 )
-from mini_engine.errors import UserError
 from mini_engine.hybrid.layer_types import LINEAR, layer_types_of
 from mini_engine.model.kinds import FULL
 

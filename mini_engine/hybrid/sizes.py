@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from mini_engine.engine_config import EngineConfig
-from mini_engine.errors import UserError
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.base.errors import UserError
 from mini_engine.kv.manager import blocks_in_budget
 
 MOST_CHECKPOINTS = 4  # per request that may run

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 
 class TrackSlots:

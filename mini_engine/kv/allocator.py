@@ -5,7 +5,7 @@ It works on plain numbers and does not import torch: it decides which blocks a r
 
 from collections.abc import Collection
 
-from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.base.errors import OutOfBlocks, UserError
 
 
 class BlockAllocator:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.contract import Batch
-from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.base.errors import OutOfBlocks, UserError
 from mini_engine.kv.block_table import NULL_BLOCK, BlockTable
 from mini_engine.kv.direct import LayerCache
 from mini_engine.kv.store import Store

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
-from mini_engine.errors import EngineDead, OutOfBlocks
+from mini_engine.base.errors import EngineDead, OutOfBlocks
 from mini_engine.kv.connector import NO_CONNECTOR, NO_MATCH, NOTHING, KvConnector, Load, Text, TierStats
 from mini_engine.kv.coordinator import CopyBlocks, Cost, KvCoordinator, no_store
 from mini_engine.kv.eviction import EvictionPolicy

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.dense import causal_attention
+from mini_engine.base.errors import CacheFull
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.errors import CacheFull
 from mini_engine.kv.store import Store
 
 

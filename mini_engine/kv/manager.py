@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
-from mini_engine.errors import EngineDead, OutOfBlocks, UserError
+from mini_engine.base.errors import EngineDead, OutOfBlocks, UserError
 from mini_engine.kv.coordinator import CopyBlocks, Cost, KvCoordinator, no_store
 from mini_engine.kv.request_table import RequestTable
 

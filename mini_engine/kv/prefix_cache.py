@@ -7,7 +7,7 @@ it uses in the same call that finds it. A request whose prefix is being computed
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from mini_engine.errors import OutOfBlocks
+from mini_engine.base.errors import OutOfBlocks
 from mini_engine.kv.coordinator import CopyBlocks
 from mini_engine.kv.eviction import EvictionPolicy
 from mini_engine.kv.memory import NO_MEMORY, CacheMemory

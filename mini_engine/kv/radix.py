@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Protocol
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.kv.eviction import LRU, EvictionPolicy, EvictionQueue
 from mini_engine.kv.memory import NO_MEMORY, CacheMemory
 from mini_engine.kv.radix_node import TOKEN_BYTES, Label, Match, Node, Peek, common_blocks, key_of

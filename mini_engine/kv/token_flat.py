@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mini_engine.attention.dense import causal_attention
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.errors import UserError
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.store import Store
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mini_engine.attention.contract import Batch
 from mini_engine.attention.cpu import HEADERS
-from mini_engine.native_build import Library, Signature
+from mini_engine.base.native_build import Library, Signature
 
 LATENT_HEADERS = (
     *(Path(__file__).with_name(name) for name in ("latent_cpu.h", "latent_tasks.h", "latent_tile.h")),

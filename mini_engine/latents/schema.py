@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic_core import core_schema as s
 
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import shown
 from mini_engine.checkpoint.config_schema import FLAG, LENGTHS, ROTATION, SETTINGS, SHAPE, check, validator
-from mini_engine.errors import UserError
-from mini_engine.values import shown
 
 PART = s.int_schema(ge=1, le=2**16)  # a head's dimension, or a rank
 PAIRS = s.int_schema(ge=2, le=2**16, multiple_of=2)  # RoPE rotates pairs

@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import shown
 from mini_engine.layers import native
 from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.layers.packed_layers import PackedLinear, PackedModel, RowsOf, joined
@@ -29,7 +30,6 @@ from mini_engine.layers.torch_layers import (
 )
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.decoder import Decoder
-from mini_engine.values import shown
 
 BACKENDS = ("auto", "packed", "torch")
 FastDecoder = Callable[[CausalLM, native.Functions | None, Exchange], nn.Module]

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.errors import UserError
 from mini_engine.kv.direct import DirectStore, LayerCache
 from mini_engine.layers.packed_layers import joined
 from mini_engine.model.causal_lm import CausalLM

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from mini_engine.attention import cpu
+from mini_engine.base.native_build import Library, Signature
 from mini_engine.layers.exchange import Exchange
-from mini_engine.native_build import Library, Signature
 
 HERE = Path(__file__).parent
 SOURCES = (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mini_engine.attention.contract import EVERY_KEY, Batch
 from mini_engine.attention.cpu import ATTENTION, HEADERS, call
-from mini_engine.native_build import Library
+from mini_engine.base.native_build import Library
 
 HERE = Path(__file__).parent
 LIBRARIES = {

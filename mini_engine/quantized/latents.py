@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.contract import Batch, Wanted
+from mini_engine.base.native_build import Library
 from mini_engine.latents import attention
 from mini_engine.latents.contract import LatentKernel
 from mini_engine.latents.cpu import ATTENTION, LATENT_HEADERS, call
-from mini_engine.native_build import Library
 from mini_engine.quantized.formats import FORMATS, RowFormat
 
 HERE = Path(__file__).parent

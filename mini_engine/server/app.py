@@ -14,11 +14,11 @@ from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mini_engine.base.errors import TooLong
 from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.jobs import Answers, Job
 from mini_engine.engine.turns import in_turn
 from mini_engine.engine.worker import EngineWorker, ModelLimits
-from mini_engine.errors import TooLong
 from mini_engine.server.answer_models import Chat, Completion, ResponseAnswer
 from mini_engine.server.bodies import BodyReader
 from mini_engine.server.description import describe, gives, takes

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.server.bodies import MAX_VALUES, num_values
 from mini_engine.server.fields import Body, Flag, Shown, Text, in_one_sentence
 from mini_engine.server.output_forms import OutputForm

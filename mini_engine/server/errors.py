@@ -12,8 +12,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.worker import EngineStopped, QueueFull
-from mini_engine.errors import UserError
 
 RETRY_SECONDS = 1
 RETRY = {"Retry-After": str(RETRY_SECONDS)}

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.grammar import Grammar
-from mini_engine.errors import UserError
 from mini_engine.server.matchers import CompiledGrammar, reason_of
 from mini_engine.server.output_forms import LENIENT, OPEN, OutputForm, as_json
 from mini_engine.server.tool_schemas import ANY_OBJECT, JsonObject, of_object, relaxations

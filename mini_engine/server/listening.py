@@ -2,7 +2,7 @@
 
 import socket
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.server.connections import QUEUE
 
 

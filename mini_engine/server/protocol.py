@@ -11,10 +11,10 @@ from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.generation import SamplingDefaults
 from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.sampling_params import FRESH_SEED, MAX_LOGPROBS, MAX_SEED, MIN_SEED, SamplingParams
-from mini_engine.errors import UserError
 from mini_engine.server.chat_protocol import (
     MAX_MESSAGES,
     MAX_TOOLS,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 JsonObject = dict[str, Any]
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 SENDABLE = re.compile(r"[\x21-\x7e]+")  # characters of one word in an HTTP header
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.server.fields import Body, Flag, JsonObject, Text, in_one_sentence, of_whole_characters, only
 from mini_engine.server.output_forms import OutputForm
 from mini_engine.server.schemas import MAX_CHARACTERS

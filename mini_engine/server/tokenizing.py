@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from mini_engine.base.errors import TooLong, UserError
 from mini_engine.engine.worker import ModelLimits
-from mini_engine.errors import TooLong, UserError
 from mini_engine.server.protocol import Conversation, Prompt
 from mini_engine.text.tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.server.schemas import BY_NAME, NOTES, check_parts, check_schema, without_notes
 
 JsonObject = dict[str, Any]

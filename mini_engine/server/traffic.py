@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client import Counter as Total
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mini_engine.values import shown
+from mini_engine.base.values import shown
 
 LOG_SECONDS = 1.0
 CLIENT_CLOSED = 499  # nginx's status for a client that has gone

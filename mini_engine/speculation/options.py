@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from mini_engine.errors import UserError
-from mini_engine.values import shown
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import shown
 
 MAX_DRAFTS = 64
 

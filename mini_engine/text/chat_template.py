@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import TemplateError, nodes
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.text.template_functions import sandbox
 
 FOLDER = "additional_chat_templates"

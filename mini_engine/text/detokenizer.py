@@ -8,7 +8,7 @@ import codecs
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 
 class Detokenizer:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.text.tokenizer import TokenBytes, Tokenizer
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from mini_engine.errors import UserError
-from mini_engine.values import shown, whole
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import shown, whole
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]

@@ -10,8 +10,8 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.json_files import read_json
-from mini_engine.errors import UserError
 
 LISTED = "added_tokens_decoder"  # id to token, with its flags
 EXTRA = "extra_special_tokens"

@@ -16,7 +16,7 @@ try:
 except ModuleNotFoundError:  # Windows
     fcntl = None
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.tiers.records import BadRecord
 
 OWNERS_DIRECTORY, OWNERS_FILE = 0o700, 0o600

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.stored import Stored
-from mini_engine.engine_config import EngineConfig
-from mini_engine.errors import UserError
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.tiers.blocks import BlockBytes
 from mini_engine.tiers.break_even import BreakEven, measured_copy, measured_disk, measured_rate

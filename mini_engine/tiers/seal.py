@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.tiers.files import check_private
 from mini_engine.tiers.records import BadRecord, Bytes
 

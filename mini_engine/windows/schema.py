@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import shown
 from mini_engine.checkpoint.config_schema import layer_types, read_shape
-from mini_engine.errors import UserError
 from mini_engine.model.kinds import FULL, SLIDING
-from mini_engine.values import shown
 
 DEFAULT_WINDOW = 4096  # transformers' default if the file has none
 

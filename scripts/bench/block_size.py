@@ -11,7 +11,7 @@ from scripts.bench.turns import take_turns
 import torch
 from torch import Tensor
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable, waste_ratio
 

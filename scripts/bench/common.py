@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from lessons._course.tables import Column, show
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 
 def describe_machine() -> dict[str, Any]:

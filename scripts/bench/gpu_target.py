@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 # Shared memory that one program may ask for, in bytes, by compute capability: a T4's, an A100's, an H100's.
 SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 90: 227 << 10}

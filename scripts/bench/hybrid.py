@@ -26,8 +26,8 @@ from scripts.make_random_qwen3 import config_of, write_json
 
 import torch
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import DTYPES, Qwen3Config
-from mini_engine.errors import UserError
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.memory import StateMemory
 from mini_engine.hybrid.track_slots import TrackSlots

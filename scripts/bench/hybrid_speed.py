@@ -17,13 +17,13 @@ from scripts.bench.turns import READ_BYTES, gather_turns, memory_reader, seconds
 
 import torch
 
-from mini_engine import build
+from mini_engine.assembly import build
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import DTYPES
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.store import HybridKv

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mini_engine.attention import contract, cpu
 from mini_engine.attention.registry import load_kernel
+from mini_engine.base.errors import UserError
 from mini_engine.cli.parser import whole_number
-from mini_engine.errors import UserError
 from mini_engine.kv.block_table import NULL_BLOCK
 
 NUM_SEQS, KV_LEN = 16, 2048

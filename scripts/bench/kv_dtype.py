@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.registry import load_kernel
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.errors import UserError
 from mini_engine.kv.block_table import NULL_BLOCK
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.layers.fast_model import speed_up

@@ -18,8 +18,8 @@ from scripts.bench.latents_counts import model_rows, request_rows
 from scripts.bench.latents_speed import SHAPES, crossing_rows, reading_rows, step_rows
 from scripts.bench.options import add_choice, add_dtype, add_threads
 
+from mini_engine.base.errors import UserError
 from mini_engine.cli.parser import whole_number
-from mini_engine.errors import UserError
 
 PARTS = ("bytes", "requests", "reading", "step")
 

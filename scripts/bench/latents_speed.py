@@ -16,9 +16,9 @@ from scripts.bench.turns import clock_of, gather_turns, seconds_of, take_turns
 import torch
 from torch import Tensor
 
+from mini_engine.assembly.build import build_engine
 from mini_engine.attention.contract import Batch
 from mini_engine.attention.registry import load_kernel
-from mini_engine.build import build_engine
 from mini_engine.checkpoint.config import DTYPES
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request

@@ -17,10 +17,10 @@ from scripts.bench.runs import Jobs, Step, Watch, ours, watch
 from scripts.bench.serve import blocks_of
 from scripts.smoke.arguments import pick_device
 
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
+from mini_engine.assembly.loading import load
 from mini_engine.checkpoint.config import DTYPES
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.loading import load
 
 REQUESTS, SHORTEST, LONGEST = 256, 100, 1024
 FULL = 0.9  # a step counts as full while at least this share of the requests decodes in it

@@ -12,8 +12,8 @@ from scripts.make_random_qwen3 import SHAPES
 from scripts.make_random_qwen3 import main as make_random
 from scripts.smoke.arguments import pocket_dir
 
+from mini_engine.base.errors import UserError
 from mini_engine.cli.parser import whole_number
-from mini_engine.errors import UserError
 
 
 def numbers(known: Collection[int] = ()) -> Callable[[str], list[int]]:

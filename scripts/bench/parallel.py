@@ -23,17 +23,17 @@ from scripts.bench.turns import take_turns
 
 import torch
 
-from mini_engine.build import build_engine, over_ranks, start_ranks
+from mini_engine.assembly.build import build_engine, over_ranks, start_ranks
+from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.weights import load_model
+from mini_engine.distributed.tensor_parallel.processes import Ranks
+from mini_engine.distributed.tensor_parallel.shard import bytes_per_step, gathered_bytes_per_step
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.engine_config import EngineConfig
 from mini_engine.layers.fast_model import speed_up
 from mini_engine.model.causal_lm import CausalLM
-from mini_engine.ranks.processes import Ranks
-from mini_engine.ranks.shard import bytes_per_step, gathered_bytes_per_step
 
 BATCHES = (1, 8)
 HISTORY, PREFILL, STEPS = 32, 256, 12  # steps in a turn: after the first, other contenders' threads sleep

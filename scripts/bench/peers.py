@@ -30,8 +30,8 @@ from scripts.make_random_qwen3 import num_elements, tensor_shapes
 
 import torch
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import DTYPES, Qwen3Config
-from mini_engine.errors import UserError
 
 VLLM_VARIABLE = "MINI_ENGINE_VLLM_PYTHON"
 OURS = "ours"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType

@@ -23,11 +23,11 @@ from scripts.bench.traffic import Chats
 from rich.console import Console
 from rich.progress import track
 
+from mini_engine.assembly.llm import LLM
+from mini_engine.base.errors import UserError
 from mini_engine.cli.parser import at_least
 from mini_engine.distributed.routing.policy import Policy, PrefixScore, RoundRobin
-from mini_engine.errors import UserError
 from mini_engine.kv.cache_coordinator import cache_of
-from mini_engine.llm import LLM
 
 SERVERS, BLOCKS, IN_FLIGHT = 4, 160, 8  # blocks of 16 tokens for each server; requests in flight
 LETTERS = 32  # in a block of the trace; a router sees only this text

@@ -12,6 +12,7 @@ from statistics import mean
 
 import torch
 
+from mini_engine.assembly.llm import LLM
 from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.loop import generate
@@ -24,7 +25,6 @@ from mini_engine.kv import block_tensor, contiguous, no_cache, token_flat
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.llm import LLM
 
 BLOCK_SIZE = 16
 Job = tuple[list[int], int]  # prompt, tokens wanted

@@ -38,9 +38,9 @@ from scripts.bench.serving_client import MODEL, Load, figures
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.cli.parser import at_least, whole_number
-from mini_engine.errors import UserError
 
 OURS, VLLM = "ours", "vLLM"
 POOL_BYTES, BATCH_TOKENS, MOST_TOKENS, AT_ONCE = 2**30, 2048, 2048, 64

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 MODEL = "bench"  # its name in both servers
 

@@ -31,11 +31,11 @@ from scripts.bench.tiers_gaps import gap_rows
 from scripts.bench.tiers_saves import copy_rows, save_rows
 from scripts.bench.turns import Timing
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk
-from mini_engine.errors import UserError
 from mini_engine.tiers.break_even import measured_rate
 from mini_engine.tiers.opening import PROBE_TOKENS, break_evens
 

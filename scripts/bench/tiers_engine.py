@@ -8,7 +8,7 @@ from typing import Any
 from scripts.bench.runs import ours, watch
 from scripts.bench.turns import Timing
 
-from mini_engine import build
+from mini_engine.assembly import build
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.cache_coordinator import cache_of

@@ -26,8 +26,8 @@ def add_arguments(parser) -> None:
 @contextmanager
 def serving(model: str | None) -> Iterator[tuple[Callable, int]]:
     """Serve a model with two keys. Yield `ask(key, prompt, salt) -> (seconds, cached tokens)`, and its vocabulary."""
+    from mini_engine.assembly.llm import LLM
     from mini_engine.engine.worker import EngineWorker
-    from mini_engine.llm import LLM
     from mini_engine.server.app import create_app
     from mini_engine.server.background import in_background
     from mini_engine.server.metrics import Metrics

@@ -13,7 +13,7 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 Requests = list[list[int]]
 TRACE_BLOCK = 512  # tokens

@@ -20,9 +20,9 @@ from scripts.bench.windows_counts import Shape, hit_rows, model_rows, request_ro
 from scripts.bench.windows_speed import decode_rows
 from scripts.make_random_qwen3 import SHAPES
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import DTYPES
 from mini_engine.cli.parser import whole_number
-from mini_engine.errors import UserError
 
 PARTS = ("memory", "requests", "hits", "decode")
 WINDOW, EVERY = 1024, 4  # like lesson 11's hybrid: one layer in four sees everything

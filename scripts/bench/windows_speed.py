@@ -15,14 +15,14 @@ from scripts.bench.options import checkpoint_of, link_or_copy
 from scripts.bench.turns import READ_BYTES, Clock, clock_of, gather_turns, memory_reader, seconds_of
 from scripts.bench.windows_counts import CHUNK, Shape
 
-from mini_engine import build
+from mini_engine.assembly import build
+from mini_engine.base.errors import UserError
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.model import kinds
 
 NEW = 4

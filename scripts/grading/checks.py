@@ -17,7 +17,7 @@ from scripts.grading.points import Graded, graded, nothing
 
 from lessons._course.catalog import Lesson
 from lessons._course.places import ROOT_VARIABLE, WORK_VARIABLE, Places
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 SPARE_SECONDS = 120.0  # beyond the check's own limit, for starting and for explaining
 

@@ -8,7 +8,7 @@ from typing import Any
 from scripts.live.labs.pool import ALLOCATOR, RESERVE, Pool
 from scripts.traces.tape import listed, plural
 
-from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.base.errors import OutOfBlocks, UserError
 
 SETTINGS = {"blocks": 16, "size": 4}
 MOST_PROMPT, MOST_ANSWER = 32, 24  # tokens; together they fit in the pool

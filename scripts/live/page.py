@@ -8,7 +8,7 @@ from typing import Any
 
 from scripts.live import deadline
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 TEST_SECONDS = 5.0
 LAB_SECONDS = 5.0

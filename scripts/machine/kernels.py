@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mini_engine.attention import reference, registry
 from mini_engine.attention.contract import Batch
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import DTYPES
-from mini_engine.errors import UserError
 from mini_engine.kv.block_table import NULL_BLOCK
 
 LENGTHS = ((1, 700), (1, 33), (1, 16), (40, 300), (130, 130))  # queries and keys of each sequence

@@ -10,7 +10,7 @@ from scripts.machine.schema import KernelCheck, Machine, Report
 
 from rich.cells import cell_len, chop_cells
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 WIDTH = 80
 SAYS = {

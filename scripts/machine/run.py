@@ -20,7 +20,7 @@ from scripts.smoke.processes import Result, run_all, start_warm
 from scripts.smoke_all import pick_lessons
 
 from lessons._course.places import Places
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 WORKER = ("-m", "scripts.machine.worker")
 STOPPED = "the report was stopped with Ctrl-C"

@@ -19,13 +19,13 @@ from scripts.bench.turns import measure_rates, memory_reader, read_bytes, second
 from scripts.machine.about import GIB, half_dtype, memory_bytes
 from scripts.machine.schema import Comparison, Model, Rates, Speed
 
-from mini_engine.build import assemble
+from mini_engine.assembly.build import assemble
+from mini_engine.assembly.choices import with_layers
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.assembly.loading import load
 from mini_engine.checkpoint.config import DTYPES
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.engine_config import EngineConfig
-from mini_engine.loading import load
-from mini_engine.parts import with_layers
 
 AT_ONCE = (1, 8, 32)
 PROMPT, NEW, LONG_PROMPT = 64, 32, 128  # tokens of a decode's prompt and answer, and of a prefill's prompt

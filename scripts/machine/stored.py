@@ -5,7 +5,7 @@ from pathlib import Path
 
 from scripts.machine.schema import Lesson, Report, from_json
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 LARGEST = 200_000  # bytes
 MOST_STOPPED = 1  # lessons whose scripts may have ended with an error; the row counts the others

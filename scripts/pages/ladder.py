@@ -13,7 +13,7 @@ from typing import Any
 from scripts.bench.common import Report, format_figure, save_text
 from scripts.bench.plot import BAR, INK, LINE, MUTED, SOFT, canvas
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 PAGE, FIGURES, PICTURE = "README.md", "ladder.json", "ladder.svg"
 REGION = re.compile(r"(<!-- ladder: (\w+) -->\n).*?(<!-- ladder: end -->)", re.DOTALL)

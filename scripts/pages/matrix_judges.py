@@ -48,7 +48,7 @@ def params_of(asked: Asked, **added: Any) -> SamplingParams:
 @functools.cache
 def grammar(checkpoint: str):
     """Return the grammar of a small JSON object."""
-    from mini_engine.loading import load
+    from mini_engine.assembly.loading import load
     from mini_engine.server.grammars import GrammarCompiler
     from mini_engine.server.output_forms import OutputForm
     from mini_engine.text.tokenizer import Tokenizer

@@ -9,9 +9,9 @@ from scripts.pages.matrix_cells import Cell
 from scripts.pages.matrix_judges import difference, params_of
 
 from mini_engine import LLM, SchedulerConfig
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.base.errors import UserError
 from mini_engine.engine.offline import Completion
-from mini_engine.engine_config import EngineConfig
-from mini_engine.errors import UserError
 
 GROUPS = {"windows": 3, "all kinds": 2}  # a block has K and V of one group, so the same memory has more blocks
 CROWD = 8  # times as many blocks and requests at a time
@@ -72,7 +72,7 @@ def ask(cell: Cell, options: Mapping[str, Any]) -> list[list[Completion]]:
 
 def llm_of(cell: Cell, options: Mapping[str, Any]) -> LLM:
     """Return the cell's LLM."""
-    from mini_engine.build import open_engine
+    from mini_engine.assembly.build import open_engine
     from mini_engine.gpu.graphs import no_graph
     from mini_engine.text.tokenizer import Tokenizer
 

@@ -9,7 +9,7 @@ from scripts.pocket.plan import Plan
 
 import torch
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 EVERY = 50  # steps
 

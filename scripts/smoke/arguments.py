@@ -77,7 +77,7 @@ def pick_device(name: str) -> str:
     """Return the device to run on. Raises UserError for a GPU that does not exist."""
     import torch
 
-    from mini_engine.errors import UserError
+    from mini_engine.base.errors import UserError
 
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: this torch sees no CUDA device; use --device cpu")
@@ -104,7 +104,7 @@ def tokenizer_of(args: argparse.Namespace):
 def _tokenizer_in(directory: Path):
     from transformers import AutoTokenizer
 
-    from mini_engine.errors import UserError
+    from mini_engine.base.errors import UserError
 
     if not any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json")):
         return None
@@ -117,7 +117,7 @@ def _tokenizer_in(directory: Path):
 
 def encode_prompts(args: argparse.Namespace, config) -> list[list[int]]:
     """Return the prompts as token ids, checked against the model."""
-    from mini_engine.errors import UserError
+    from mini_engine.base.errors import UserError
 
     prompts = args.prompt_ids
     if prompts is None:

@@ -7,7 +7,7 @@ from typing import Any
 from scripts.l14_smoke import asked_twice
 from scripts.traces.tape import Tape, ask, plural
 
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.speculation.options import Speculation
 from mini_engine.speculation.speculator import drafts_of

@@ -61,7 +61,7 @@ class Latents(Tape):
 
     def run(self) -> None:
         """Run the prompt, then its last token alone, with latents in blocks that are not in order."""
-        from mini_engine.loading import load
+        from mini_engine.assembly.loading import load
 
         model: Any = load(MODEL, "float32", "cpu")
         config, allocator = model.config, BlockAllocator(NUM_BLOCKS, BLOCK_SIZE)

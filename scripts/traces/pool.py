@@ -4,8 +4,8 @@ from typing import Any
 
 from scripts.traces.tape import Tape, ask, listed, plural, ranges
 
+from mini_engine.base.errors import OutOfBlocks
 from mini_engine.engine.loop import generate
-from mini_engine.errors import OutOfBlocks
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.token_flat import FlatRequest, KvPool, PagedSequence
 

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mini_engine.build import over_ranks
+from mini_engine.assembly.build import over_ranks
+from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.checkpoint.weights import stored_model
+from mini_engine.distributed.tensor_parallel.collectives import TorchCollectives
+from mini_engine.distributed.tensor_parallel.follow import follow_plans
+from mini_engine.distributed.tensor_parallel.layers import with_layers
+from mini_engine.distributed.tensor_parallel.messages import Message, packed
+from mini_engine.distributed.tensor_parallel.shard import RankCut
 from mini_engine.engine.runner import Step
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine_config import EngineConfig
-from mini_engine.ranks.collectives import TorchCollectives
-from mini_engine.ranks.follow import follow_plans
-from mini_engine.ranks.layers import with_layers
-from mini_engine.ranks.messages import Message, packed
-from mini_engine.ranks.shard import RankCut
 
 NUM_RANKS = 2
 Meeting = dict[int, Tensor]  # a rank to its part

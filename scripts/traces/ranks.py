@@ -10,19 +10,19 @@ from scripts.traces.tape import Tape, ask
 import torch
 from torch import Tensor
 
+from mini_engine.distributed.tensor_parallel import one_shot
+from mini_engine.distributed.tensor_parallel.shard import bytes_per_step, gathered_bytes_per_step
+from mini_engine.distributed.tensor_parallel.vocabulary import rows_of
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.ranks import one_shot
-from mini_engine.ranks.shard import bytes_per_step, gathered_bytes_per_step
-from mini_engine.ranks.vocabulary import rows_of
 
 PROMPT = "The capital of France is"
 SHOWN = 3  # of a vector's numbers
-PART = "mini_engine/ranks/shard.py::part_of"
-LOOK_UP = "mini_engine/ranks/vocabulary.py::looked_up"
+PART = "mini_engine/distributed/tensor_parallel/shard.py::part_of"
+LOOK_UP = "mini_engine/distributed/tensor_parallel/vocabulary.py::looked_up"
 FINISH = "mini_engine/layers/torch_layers.py::TorchDecoderLayer.finish"
-ADD_UP = "mini_engine/ranks/one_shot.py::add_up"
-HEAD = "mini_engine/ranks/vocabulary.py::GatheredHead.forward"
-FOLLOW = "mini_engine/ranks/follow.py::follow_plans"
+ADD_UP = "mini_engine/distributed/tensor_parallel/one_shot.py::add_up"
+HEAD = "mini_engine/distributed/tensor_parallel/vocabulary.py::GatheredHead.forward"
+FOLLOW = "mini_engine/distributed/tensor_parallel/follow.py::follow_plans"
 
 
 class Noted(one_shot.Board):

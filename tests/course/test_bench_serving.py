@@ -17,8 +17,8 @@ from scripts.bench.serving_client import Load, Seen, closed, figures, quantile
 
 import pytest
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.errors import UserError
 from mini_engine.model.kinds import Full, Window
 from mini_engine.text.tokenizer import Tokenizer
 from tests.support import write_checkpoint

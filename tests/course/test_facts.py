@@ -24,10 +24,10 @@ import torch
 from transformers import AutoTokenizer, DeepseekV3Config, DynamicCache, QuantizedCache
 
 from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.distributed.tensor_parallel.shard import bytes_per_step, gathered_bytes_per_step
 from mini_engine.hybrid.delta_rule import recurrent_step
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.ranks.shard import bytes_per_step, gathered_bytes_per_step
 from mini_engine.speculation.adapt import share_of_rows
 from mini_engine.speculation.options import Speculation
 from mini_engine.tiers.records import CRC, HEADER

@@ -24,7 +24,7 @@ import yaml
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import ROOT_VARIABLE, Places
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from tests.course.toy import Toy
 
 RUNNER = {  # what Classroom 50's runner sets

@@ -18,10 +18,9 @@ COURSE = read_modules(ROOT / "lessons")
 SCRIPTS = read_modules(ROOT / "scripts")
 NUMBERS_ONLY = {
     "engine.scheduler", "engine.scheduler_config", "engine.request", "engine.sampling_params", "engine.sampled",
-    "engine_config", "text.detokenizer",
-    "engine.answer", "engine.mailbox", "engine.stats", "kv.allocator", "kv.block_table", "kv.manager",
-    "kv.request_table", "kv.coordinator", "kv.cache_coordinator", "kv.connector", "kv.memory", "kv.prefixes",
-    "kv.prefix_cache", "kv.shared_prefix", "kv.radix", "kv.radix_node",
+    "assembly.engine_config", "text.detokenizer", "engine.answer", "engine.mailbox", "engine.stats", "kv.allocator",
+    "kv.block_table", "kv.manager", "kv.request_table", "kv.coordinator", "kv.cache_coordinator", "kv.connector",
+    "kv.memory", "kv.memories", "kv.prefixes", "kv.prefix_cache", "kv.shared_prefix", "kv.radix", "kv.radix_node",
     "kv.eviction", "kv.refcount", "hybrid.memory", "hybrid.checkpoints", "hybrid.track_slots", "speculation.adapt",
     "speculation.options", "speculation.lookup", "speculation.speculator", "speculation.tree_lookup",
     "speculation.verify", "tiers.background", "tiers.break_even", "tiers.disk", "tiers.host", "tiers.connector",
@@ -62,16 +61,16 @@ code = pytest.main(["--collect-only", "-qq", *sys.argv[1:]])
 sys.exit(f"{sorted(wanted)}" if wanted or code else 0)
 """
 WHAT_EACH_MAY_KNOW = {
-    "model": ("model", "checkpoint.config", "errors", "values"),
-    "attention": ("attention", "errors", "values", "native_build"),
-    "kv": ("kv", "attention", "checkpoint.config", "errors", "values"),
-    "engine_config": ("engine.scheduler_config", "speculation.options", "errors", "values"),
-    "tiers": ("tiers", "kv", "engine_config", "checkpoint.stored", "model.causal_lm", "errors", "values"),
+    "model": ("model", "checkpoint.config", "base"),
+    "attention": ("attention", "base"),
+    "kv": ("kv", "attention", "checkpoint.config", "base"),
+    "assembly.engine_config": ("engine.scheduler_config", "speculation.options", "base"),
+    "tiers": ("tiers", "kv", "assembly.engine_config", "checkpoint.stored", "model.causal_lm", "base"),
 }
 KINDS = {"Full", "Window", "State", "Latent"}
 ASK_FOR_KINDS = {
     *("checkpoint.config", "windows.window_config", "hybrid.hybrid_config", "latents.latent_config"),
-    *("families.lfm3_config", "engine.layout", "engine.engine"),
+    *("families.lfm3_config", "assembly.layout", "engine.engine"),
     *("windows.groups", "windows.store", "hybrid.gdn_pool"),
 }
 
@@ -94,7 +93,7 @@ def test_a_place_knows_no_more_than_it_may(place):
 def test_only_the_layout_asks_what_layers_keep():
     """Configs say it, the layout turns it into pools and memories, and all others ask these."""
     asking = {module.name for module in MODULES.values() if KINDS & module_words(module)}
-    assert {"engine.layout"} < asking <= ASK_FOR_KINDS, (
+    assert {"assembly.layout"} < asking <= ASK_FOR_KINDS, (
         f"ask the pool, the store or the memory: {asking - ASK_FOR_KINDS}"
     )
 

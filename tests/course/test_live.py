@@ -27,7 +27,7 @@ from lessons._course.answers import Answer, apply, read_answers
 from lessons._course.catalog import read_lesson
 from lessons._course.places import Places
 from lessons._course.student import student_files
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from tests.course.looks import EVERY_LOOK, LOOKS, MISFITS, REPOSITORY, SMALLEST_TEXT, TWO_FRAMES, looked_over
 
 SEEDS = range(12)

@@ -14,7 +14,7 @@ from scripts.website.browser import DESKTOP, PHONE, visiting
 import pytest
 
 from mini_engine import LLM, SamplingParams
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.pocket import COURSE_PROMPTS
 from tests.course.looks import EVERY_LOOK, TWO_FRAMES, looked_over
 from tests.course.test_live import PATIENCE_MS, needs_python

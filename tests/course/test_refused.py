@@ -11,7 +11,7 @@ from scripts.refused import collect, fenced, markdown
 import pytest
 
 from lessons._course.places import ROOT_VARIABLE, WORK_VARIABLE
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from tests.course.toy import Toy
 
 

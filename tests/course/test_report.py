@@ -21,7 +21,7 @@ import pytest
 import torch
 from rich.cells import cell_len
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.gpu.graphs import no_graph
 from tests.course.reports import T4, machine, report
 

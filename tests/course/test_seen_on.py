@@ -14,7 +14,7 @@ from scripts.pages import seen_on
 import pytest
 from markdown import Markdown
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from tests.course.reports import T4, machine, report
 
 

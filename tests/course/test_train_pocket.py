@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from mini_engine.assembly.loading import load
 from mini_engine.checkpoint.weights import load_model
-from mini_engine.loading import load
 
 SIZES = {
     "steps": 3,

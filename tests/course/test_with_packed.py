@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.layers import native
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.weights import load_model, resolve_checkpoint
-from mini_engine.errors import UserError
 from tests.support import write_checkpoint
 
 INDEX = "model.safetensors.index.json"

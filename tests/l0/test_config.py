@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.errors import UserError
 from tests.support import refused
 
 CONFIG = Qwen3Config(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine import loop
-from mini_engine.errors import UserError
 from mini_engine.kv.no_cache import NoCache, Recompute
 from tests.support import FAMILIES, both, hf_greedy, must_raise, some_ids
 

@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.loop import generate
-from mini_engine.errors import UserError
 from mini_engine.kv.no_cache import ForwardMeta, NoCache, Recompute
 from tests.support import hf_greedy, some_ids, write_checkpoint
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from mini_engine.attention.dense import causal_attention
+from mini_engine.base.errors import CacheFull
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.engine.loop import generate
-from mini_engine.errors import CacheFull
 from mini_engine.kv import contiguous
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv, ForwardMeta, reusable_prefix
 from tests.support import FAMILIES, both, hf_greedy, must_raise, oracle, some_ids

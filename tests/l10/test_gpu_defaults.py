@@ -6,17 +6,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mini_engine import build, parts
+from mini_engine.assembly import build, choices
+from mini_engine.assembly.llm import LLM
 from mini_engine.attention.registry import load_kernel
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.weights import load_model
 from mini_engine.cli.arguments import add_engine_options
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.errors import UserError
 from mini_engine.gpu import graphs as graphs_module
 from mini_engine.gpu.graphs import GraphRunner, runner_for
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.layers import fused_layers
-from mini_engine.llm import LLM
 from tests.support import both, checkpoint
 
 FAMILY = "two, tied, wide heads"
@@ -88,8 +88,8 @@ def on_a_gpu():
 def test_a_gpu_gets_fused_layers(monkeypatch):
     monkeypatch.setattr(fused_layers, "fuse", lambda model: ("fused", model))
     model = on_a_gpu()
-    assert parts.with_layers(model, "auto") == parts.with_layers(model, "fused") == ("fused", model)
-    assert parts.with_layers(model, "reference") is model
+    assert choices.with_layers(model, "auto") == choices.with_layers(model, "fused") == ("fused", model)
+    assert choices.with_layers(model, "reference") is model
 
 
 def test_without_working_kernels_auto_keeps_the_model_and_fused_is_refused(monkeypatch, capsys):
@@ -98,10 +98,10 @@ def test_without_working_kernels_auto_keeps_the_model_and_fused_is_refused(monke
 
     monkeypatch.setattr(fused_layers, "fuse", refuse)
     model = on_a_gpu()
-    assert parts.with_layers(model, "auto") is model
+    assert choices.with_layers(model, "auto") is model
     assert len(capsys.readouterr().err.splitlines()) == 1, "say in one line what is used instead"
     with pytest.raises(UserError):
-        parts.with_layers(model, "fused")
+        choices.with_layers(model, "fused")
 
 
 def test_fused_layers_are_refused_on_a_cpu():

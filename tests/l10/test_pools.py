@@ -5,7 +5,7 @@ import torch
 
 from lessons.l10_device.loop import DeviceKv
 from lessons.l10_device.pools import make_full_attention_net_mem_pool, make_req_to_token_pool
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from tests.support import refused
 
 

@@ -7,9 +7,9 @@ import torch
 
 from lessons.l10_device.req_to_token import PADDING_ROW, ReqToTokenPool
 from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
+from mini_engine.base.errors import OutOfBlocks, UserError
 from mini_engine.engine.runner import plan_step
 from mini_engine.engine.scheduler import Chunk
-from mini_engine.errors import OutOfBlocks, UserError
 from tests.l10.gpu_helpers import NoReading
 
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch.overrides import TorchFunctionMode
 
 from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
-from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.base.errors import OutOfBlocks, UserError
 from tests.support import thorough
 
 

@@ -6,7 +6,7 @@ from scripts import l10_smoke
 
 import pytest
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.gpu.graphs import CudaCapture, no_graph
 from tests.support import checkpoint
 

@@ -12,10 +12,10 @@ from scripts.pocket.hybrid import start_time_steps
 import pytest
 import torch
 
+from mini_engine.assembly.build import build_engine
+from mini_engine.assembly.layout import kv_shape
 from mini_engine.attention.registry import load_kernel
-from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.layout import kv_shape
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import plan_step
 from mini_engine.engine.sampling_params import SamplingParams

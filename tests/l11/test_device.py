@@ -8,9 +8,9 @@ from lessons.l10_device.req_to_token import ReqToTokenPool
 from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
 from lessons.l10_device.slot_pool import SlotPool
 from lessons.l11_hybrid.row_states import RowStates
+from mini_engine.assembly.layout import kv_shape
 from mini_engine.attention.registry import load_kernel
-from mini_engine.engine.layout import kv_shape
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.kv.block_tensor import KvPool

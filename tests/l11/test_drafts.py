@@ -8,9 +8,9 @@ import itertools
 import pytest
 import torch
 
+from mini_engine.assembly.layout import kv_shape
 from mini_engine.attention.registry import load_kernel
-from mini_engine.engine.layout import kv_shape
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.native import NativeStep
 from mini_engine.hybrid.plan import with_states

@@ -5,11 +5,11 @@ import random
 import pytest
 import torch
 
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
+from mini_engine.base.errors import UserError
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.hybrid.plan import HybridPlan
 from mini_engine.hybrid.sizes import Slots, slots_in_budget
 from tests.l11.models import SELECTED, ask, both, check_nothing_is_lost, drain, first_logits, greedy, hybrid

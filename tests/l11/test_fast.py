@@ -6,11 +6,11 @@ import dataclasses
 import pytest
 import torch
 
+from mini_engine.assembly.build import build_engine
+from mini_engine.assembly.layout import kv_shape
 from mini_engine.attention.registry import load_kernel
-from mini_engine.build import build_engine
-from mini_engine.engine.layout import kv_shape
+from mini_engine.base.errors import UserError
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.hybrid.fast import native_step_for, speed_up_hybrid
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.native import Gates, Half, NativeStep, StepSizes

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.hybrid.gdn_pool import PADDING_SLOT, GdnPool
 from mini_engine.hybrid.track_slots import TrackSlots
 from tests.l8.trees import refused

@@ -3,8 +3,8 @@
 import pytest
 
 from lessons.l10_device.loop import generate_on_device
+from mini_engine.assembly.build import build_engine
 from mini_engine.attention.registry import load_kernel
-from mini_engine.build import build_engine
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.kv import pool_maker

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mini_engine import LLM, SamplingParams
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR

@@ -11,7 +11,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from mini_engine.errors import OutOfBlocks
+from mini_engine.base.errors import OutOfBlocks
 from tests.l8.trees import check_tree
 from tests.l11.ledger import Hybrid, places
 

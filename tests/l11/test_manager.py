@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_engine.errors import OutOfBlocks
+from mini_engine.base.errors import OutOfBlocks
 from tests.l11.ledger import EMPTY, admit, compute, manager, places, serve
 
 PROMPT = list(range(100, 121))  # 21 tokens: five whole blocks of 4

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_engine.errors import OutOfBlocks
+from mini_engine.base.errors import OutOfBlocks
 from mini_engine.hybrid.checkpoints import Checkpoints
 from mini_engine.hybrid.memory import StateHold
 from mini_engine.kv.radix import RadixTree

@@ -9,8 +9,8 @@ import copy
 import pytest
 import torch
 
+from mini_engine.assembly.layout import kv_shape
 from mini_engine.attention.registry import load_kernel
-from mini_engine.engine.layout import kv_shape
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.model import GatedDeltaNet, GatedRMSNorm

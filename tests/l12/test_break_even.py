@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mini_engine.engine_config import EngineConfig
+from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.tiers import break_even, opening
 from mini_engine.tiers.break_even import BreakEven, Speed, measured_copy, measured_disk, measured_rate
 from mini_engine.tiers.keys import Identity

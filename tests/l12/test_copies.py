@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
+from mini_engine.assembly.loading import load
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.loading import load
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.tiers.background import Background
 from mini_engine.tiers.blocks import BlockBytes

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from mini_engine.__main__ import main
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
+from mini_engine.assembly.loading import load
+from mini_engine.base.errors import UserError
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.errors import UserError
-from mini_engine.loading import load
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.tiers.compact import compact, shrink
 from mini_engine.tiers.opening import digest_of

@@ -143,10 +143,10 @@ def test_closing_takes_no_longer_than_it_was_given():
 
 @pytest.mark.reference  # no task is about this
 def test_blocks_that_no_tier_has_count_as_misses(tmp_path):
-    from mini_engine.build import build_engine
+    from mini_engine.assembly.build import build_engine
+    from mini_engine.assembly.loading import load
     from mini_engine.engine.offline import generate_all
     from mini_engine.engine.sampling_params import SamplingParams
-    from mini_engine.loading import load
     from mini_engine.pocket import POCKET_DIR
 
     model = load(POCKET_DIR, "float32", "cpu")

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
+from mini_engine.assembly.loading import load
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.loading import load
 from mini_engine.pocket import POCKET_DIR
 from tests.l11.models import check_nothing_is_lost, greedy, hybrid
 from tests.support import some_ids

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from mini_engine.__main__ import main
-from mini_engine.build import build_engine
-from mini_engine.errors import UserError
-from mini_engine.loading import load
+from mini_engine.assembly.build import build_engine
+from mini_engine.assembly.loading import load
+from mini_engine.base.errors import UserError
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.tiers import files
 from mini_engine.tiers.disk import DiskTier

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.tiers import disk
 from mini_engine.tiers.background import Background
 from mini_engine.tiers.disk import ABANDONED_SECONDS, DiskTier

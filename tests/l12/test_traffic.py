@@ -7,7 +7,7 @@ from scripts.bench.traffic import Chats, read_trace
 
 import pytest
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 # `python scripts/bench.py trace --trace mooncake-conversation.jsonl`: LRU's share by capacity; mean blocks a request
 RECORDED = {3_000: 6.5, 10_000: 21.2, 30_000: 32.6, None: 36.6}

@@ -18,7 +18,7 @@ def replica():
 @pytest.fixture(scope="module")
 def expected():
     """The tokens of an engine without replicas."""
-    from mini_engine.llm import LLM
+    from mini_engine.assembly.llm import LLM
     from tests.l13.replicas import GREEDY, PROMPT
 
     with LLM(num_blocks=60) as llm:

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
+from mini_engine.base.errors import UserError
 from mini_engine.distributed.replicas.wire import FormGrammar, block_keys
 from mini_engine.distributed.routing.retry import ReplicaLost
 from mini_engine.engine.answer import TextDelta
@@ -20,7 +21,6 @@ from mini_engine.engine.mailbox import merge
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import EngineStopped, QueueFull
-from mini_engine.errors import UserError
 from mini_engine.server.output_forms import OutputForm
 from tests.l13.replicas import GREEDY, PROMPT, cluster
 

@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
+from mini_engine.base.errors import UserError
 from mini_engine.cli import serve
 from mini_engine.distributed.replicas import service
 from mini_engine.distributed.replicas.service import LastKnown, ReplicaMetrics, ReplicaService
 from mini_engine.distributed.routing.retry import ReplicaLost
-from mini_engine.errors import UserError
 from mini_engine.server.app import ServerApp
 from mini_engine.server.background import in_background
 from mini_engine.server.server_config import ServerConfig

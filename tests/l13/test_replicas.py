@@ -14,8 +14,8 @@ pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
 import torch
 
+from mini_engine.assembly.llm import LLM
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
 from tests.l7.service import exchange, raw_request, read_answer, read_events
 from tests.l13.fleet_server import PATIENCE, FleetServer

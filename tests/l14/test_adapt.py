@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.speculation.adapt import MAX_PAUSE, Adaptive, share_of_rows
 from mini_engine.speculation.options import Speculation
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
 from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
+from mini_engine.base.errors import UserError
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.speculation.options import Speculation
 from mini_engine.speculation.speculator import Speculator
 from tests.l11.models import SELECTED, both, greedy

@@ -8,12 +8,12 @@ from scripts.l14_smoke import asked_twice
 import pytest
 
 from mini_engine import LLM, SamplingParams
+from mini_engine.base.errors import UserError
 from mini_engine.cli.parser import OneLineParser
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.scheduler import Decoding
 from mini_engine.engine.stats import StepStats, Summary
 from mini_engine.engine.worker import EngineWorker, Observer
-from mini_engine.errors import UserError
 from mini_engine.speculation.options import Speculation
 
 QUESTION = asked_twice("What is a KV cache?")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams

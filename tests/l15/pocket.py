@@ -2,10 +2,10 @@
 
 import functools
 
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
+from mini_engine.assembly.loading import load
 from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.loading import load
 from tests.support import hf_greedy, some_ids
 
 BLOCK, NEW = 8, 12

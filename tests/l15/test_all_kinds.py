@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler
@@ -317,9 +317,9 @@ def test_rows_of_few_bits_answer_the_same_cold_and_warm(kv_dtype):
 
 @nightly
 def test_two_ranks(tmp_path):
-    from mini_engine.build import over_ranks
-    from mini_engine.engine_config import EngineConfig
-    from mini_engine.parts import identity_of
+    from mini_engine.assembly.build import over_ranks
+    from mini_engine.assembly.choices import identity_of
+    from mini_engine.assembly.engine_config import EngineConfig
     from tests.l18.ranks import started
 
     with started(checkpoint(MIXED)) as ranks:
@@ -347,8 +347,8 @@ def test_two_ranks(tmp_path):
 
 @nightly
 def test_prompts_handed_over_by_a_prefill_worker():
-    from mini_engine.build import open_engine
-    from mini_engine.engine_config import EngineConfig
+    from mini_engine.assembly.build import open_engine
+    from mini_engine.assembly.engine_config import EngineConfig
     from tests.l19.ends import check_nothing_is_held, events
 
     asked = EngineConfig(prefill_workers=1, handover_min_tokens=0, **OPTIONS)

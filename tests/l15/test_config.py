@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from mini_engine.errors import UserError
-from mini_engine.loading import reader_of
+from mini_engine.assembly.loading import reader_of
+from mini_engine.base.errors import UserError
 from mini_engine.model.kinds import FULL, SLIDING
 from mini_engine.windows.window_config import WindowConfig
 from tests.support import refused
@@ -88,8 +88,8 @@ def test_what_cannot_run_is_refused_in_one_sentence(tmp_path, changes, values):
 
 
 def test_an_engine_that_would_ignore_windows_is_refused():
+    from mini_engine.assembly.loading import load
     from mini_engine.engine.engine import Engine
-    from mini_engine.loading import load
 
     with refused(UserError, "LLM build_engine"):
         Engine.for_model(load("pocket-windows", "float32", "cpu"), num_blocks=8)

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from mini_engine.engine.layout import kv_shape
+from mini_engine.assembly.layout import kv_shape
+from mini_engine.base.errors import UserError
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.errors import UserError
 from mini_engine.families.qwen3 import FAMILY as QWEN3
 from tests.l15.models import FAMILIES, ask, check_nothing_is_lost, checkpoint, drain, engine_of, greedy, hugging_face
 from tests.support import refused, some_ids

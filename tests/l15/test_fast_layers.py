@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from mini_engine.attention.contract import EVERY_KEY
 from mini_engine.attention.registry import load_kernel
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.kv.direct import LayerCache
 from mini_engine.layers import native, speed_up

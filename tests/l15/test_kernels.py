@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mini_engine.attention import cpu
 from mini_engine.attention.contract import EVERY_KEY, Batch, Kernel
 from mini_engine.attention.registry import load_kernel, windowed
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.windows.kernels import visible_batch
 from tests.l3.kernel_cases import int32, relative_error
 from tests.l3.new_memory import NewMemory

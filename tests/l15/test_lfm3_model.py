@@ -6,14 +6,14 @@ import shutil
 import pytest
 import torch
 
-from mini_engine.errors import UserError
+from mini_engine.assembly.choices import with_layers
+from mini_engine.assembly.loading import load, reader_of
+from mini_engine.base.errors import UserError
 from mini_engine.families.lfm3 import FAMILY
 from mini_engine.families.lfm3_config import Lfm3Config
 from mini_engine.layers import native
-from mini_engine.loading import load, reader_of
 from mini_engine.model.decoder import Decoder
 from mini_engine.model.kinds import Full, State, Window
-from mini_engine.parts import with_layers
 from tests.l15.lfm3 import SHAPES, OneSequence, checkpoint, greedy, hugging_face, logits, write_lfm3
 from tests.l15.lfm3 import load as load_lfm3
 from tests.support import refused, some_ids

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_engine.errors import OutOfBlocks
+from mini_engine.base.errors import OutOfBlocks
 from mini_engine.hybrid.memory import StateMemory
 from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.memories import Memories

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.base.errors import UserError
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.engine_config import EngineConfig
-from mini_engine.errors import UserError
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.windows.memory import WindowMemory
 from tests.l15.ledger import Windows, compute

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_engine.errors import OutOfBlocks
+from mini_engine.base.errors import OutOfBlocks
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.windows.window_table import WindowTable
 

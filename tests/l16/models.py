@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from mini_engine.assembly.build import build_engine
 from mini_engine.attention.registry import load_kernel
-from mini_engine.build import build_engine
+from mini_engine.base.errors import UserError
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.families.deepseek import FAMILY as DEEPSEEK
 from tests.support import hf_greedy, some_ids
 

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 import torch
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.errors import UserError
 from mini_engine.latents import reading, store
 from tests.l16.models import (
     FAMILIES,

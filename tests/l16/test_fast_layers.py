@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mini_engine.attention.registry import load_kernel
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.latents.fast import speed_up_latents
 from mini_engine.latents.model import latent_model

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mini_engine.attention.contract import Kernel
 from mini_engine.attention.registry import load_kernel
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.latents import cpu
 from tests.l3.kernel_cases import NAN, int32
 from tests.l16.latent_cases import ROUNDED, TOLERANCE, LatentCase, changed_key, latent_case

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from mini_engine.__main__ import main
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
+from mini_engine.assembly.loading import load
+from mini_engine.base.errors import UserError
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.gpu.graphs import GraphRunner, no_graph
-from mini_engine.loading import load
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.quantized.formats import FORMATS
 from mini_engine.quantized.pool_maker import RowPoolMaker

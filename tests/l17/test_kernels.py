@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mini_engine.attention.cpu import call
 from mini_engine.attention.reference import gather
 from mini_engine.attention.registry import load_kernel
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.quantized import cpu
 from mini_engine.quantized.formats import FORMATS, INT4, INT8
 from tests.l3.kernel_cases import int32, make_case, relative_error

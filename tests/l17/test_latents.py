@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mini_engine.attention.reference import gather
 from mini_engine.attention.registry import load_kernel
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.latents import reading, store
 from mini_engine.latents.cpu import call

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mini_engine.attention.contract import EVERY_KEY
 from mini_engine.attention.reference import gather
 from mini_engine.attention.registry import load_kernel, windowed
+from mini_engine.base.errors import UserError
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.quantized.formats import FORMATS
 from tests.l3.kernel_cases import relative_error

@@ -4,7 +4,7 @@ import functools
 import tempfile
 from pathlib import Path
 
-from mini_engine.loading import reader_of
+from mini_engine.assembly.loading import reader_of
 from tests.l11 import models as hybrids
 from tests.l15 import models as windows
 from tests.l16 import models as latents

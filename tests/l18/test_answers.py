@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mini_engine.errors import EngineDead
-from mini_engine.ranks import collectives, follow, processes
-from mini_engine.ranks.pulse import bytes_for
-from mini_engine.ranks.shared_block import SharedBlock
+from mini_engine.base.errors import EngineDead
+from mini_engine.distributed.tensor_parallel import collectives, follow, processes
+from mini_engine.distributed.tensor_parallel.pulse import bytes_for
+from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 
 
 class Pipe:

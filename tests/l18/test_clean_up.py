@@ -8,17 +8,17 @@ from functools import cache
 
 import pytest
 
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
+from mini_engine.assembly.llm import LLM
+from mini_engine.assembly.loading import load
+from mini_engine.base.errors import EngineDead
 from mini_engine.engine.jobs import Job
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.worker import EngineStopped, EngineWorker
-from mini_engine.errors import EngineDead
 from mini_engine.kv.connector import KvConnector
 from mini_engine.kv.memory import NO_MEMORY
 from mini_engine.kv.request_table import RequestTable
-from mini_engine.llm import LLM
-from mini_engine.loading import load
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from mini_engine.base.errors import EngineDead, UserError
 from mini_engine.checkpoint.weights import stored_model
+from mini_engine.distributed.tensor_parallel.messages import packed
+from mini_engine.distributed.tensor_parallel.processes import Ranks
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.errors import EngineDead, UserError
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.ranks.messages import packed
-from mini_engine.ranks.processes import Ranks
 from tests.l18.ends import (
     WAIT_SECONDS,
     Fail,

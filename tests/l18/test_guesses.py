@@ -2,9 +2,9 @@
 
 import pytest
 
-from mini_engine.build import build_engine
+from mini_engine.assembly.build import build_engine
+from mini_engine.assembly.loading import load
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.loading import load
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
 from tests.l18.ranks import Wire, engine_over, follow, started

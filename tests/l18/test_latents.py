@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 import torch
 
+from mini_engine.assembly.build import build_engine, over_ranks
+from mini_engine.assembly.choices import identity_of
+from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.attention.registry import load_kernel
-from mini_engine.build import build_engine, over_ranks
+from mini_engine.base.errors import UserError
+from mini_engine.distributed.tensor_parallel.memory import Memory
+from mini_engine.distributed.tensor_parallel.messages import PoolSize, ReadBlocks, WriteBlocks
+from mini_engine.distributed.tensor_parallel.pools import SharedPools
+from mini_engine.distributed.tensor_parallel.shard import share_of, shared_by
 from mini_engine.engine.runner import Step
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.engine_config import EngineConfig
-from mini_engine.errors import UserError
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.latents.store import LatentKv
-from mini_engine.parts import identity_of
 from mini_engine.quantized.formats import INT8
 from mini_engine.quantized.pool import RowKvPool
-from mini_engine.ranks.memory import Memory
-from mini_engine.ranks.messages import PoolSize, ReadBlocks, WriteBlocks
-from mini_engine.ranks.pools import SharedPools
-from mini_engine.ranks.shard import share_of, shared_by
 from mini_engine.tiers.blocks import BlockBytes
 from tests.l16.models import (
     FAMILIES,

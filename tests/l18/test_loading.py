@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mini_engine.build import start_ranks
+from mini_engine.assembly.build import start_ranks
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.assembly.loading import reader_of
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint import stored as stored_module
 from mini_engine.checkpoint.stored import WHOLE, Stored
-from mini_engine.engine_config import EngineConfig
-from mini_engine.errors import UserError
-from mini_engine.loading import reader_of
-from mini_engine.ranks.shard import RankCut
+from mini_engine.distributed.tensor_parallel.shard import RankCut
 from mini_engine.tiers.opening import identity_of, identity_of_stored, stored_digest, weights_digest
 from tests.l18 import families
 from tests.l18.families import load, path_of, stored

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mini_engine.ranks.others import Others
-from mini_engine.ranks.pulse import bytes_for
-from mini_engine.ranks.shared_block import SharedBlock
+from mini_engine.distributed.tensor_parallel.others import Others
+from mini_engine.distributed.tensor_parallel.pulse import bytes_for
+from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 
 KILLED, FAILED = -15, 1
 

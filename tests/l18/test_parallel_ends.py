@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from mini_engine.assembly.llm import LLM
+from mini_engine.base.errors import EngineDead, UserError
 from mini_engine.checkpoint.weights import load_model, stored_model
+from mini_engine.distributed.tensor_parallel.pools import SharedPools
+from mini_engine.distributed.tensor_parallel.processes import Ranks
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import EngineDead, UserError
-from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.ranks.pools import SharedPools
-from mini_engine.ranks.processes import Ranks
 from tests.l18.ends import WAIT_SECONDS, deadline, wait_until_gone
 from tests.l18.ranks import engine_over, started
 from tests.l18.test_parallel import OPTIONS, PROMPTS, answers, nightly
@@ -100,7 +100,7 @@ def test_a_step_that_is_interrupted_ends_the_ranks_because_they_are_out_of_step(
 def test_when_rank_0_dies_the_others_end():
     code = (
         "import os, signal\n"
-        "from mini_engine.ranks.processes import Ranks\n"
+        "from mini_engine.distributed.tensor_parallel.processes import Ranks\n"
         "from mini_engine.pocket import POCKET_DIR\n"
         "if __name__ == '__main__':\n"
         "    ranks = Ranks(str(POCKET_DIR), 2)\n"

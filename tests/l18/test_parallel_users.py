@@ -17,13 +17,13 @@ import pytest
 
 from mini_engine import LLM, SamplingParams
 from mini_engine.__main__ import main
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.weights import load_model
+from mini_engine.distributed.tensor_parallel.limits import check_shareable
+from mini_engine.distributed.tensor_parallel.processes import Ranks
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.engine_config import EngineConfig
-from mini_engine.errors import UserError
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.ranks.limits import check_shareable
-from mini_engine.ranks.processes import Ranks
 from tests.l18.ends import WAIT_SECONDS, deadline, has_ended, wait_for, wait_until_gone
 from tests.l18.test_parallel import nightly
 

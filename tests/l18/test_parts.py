@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mini_engine.ranks.shard import part_of
+from mini_engine.distributed.tensor_parallel.shard import part_of
 
 CONFIG = SimpleNamespace(key_dim=4, value_dim=8)  # of a hybrid's delta nets: queries 4, keys 4, values 8
 LAYER = "model.layers.3."

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
+from mini_engine.assembly.layout import kv_shape
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.engine.layout import kv_shape
+from mini_engine.distributed.tensor_parallel.messages import ReadBlocks, WriteBlocks
+from mini_engine.distributed.tensor_parallel.payloads import Run, join, split
+from mini_engine.distributed.tensor_parallel.pools import SharedPools
+from mini_engine.distributed.tensor_parallel.shard import share_of, shared_by
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.layer_types import LINEAR
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.model.kinds import FULL
-from mini_engine.ranks.messages import ReadBlocks, WriteBlocks
-from mini_engine.ranks.payloads import Run, join, split
-from mini_engine.ranks.pools import SharedPools
-from mini_engine.ranks.shard import share_of, shared_by
 from mini_engine.tiers.blocks import BlockBytes
 from tests.l18.ranks import Wire
 from tests.support import must_raise

@@ -11,8 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_engine.ranks import pulse as module
-from mini_engine.ranks.pulse import SILENT_TICKS, STOPPED_TICKS, TICK_SECONDS, Pulse, bytes_for, is_stopped
+from mini_engine.distributed.tensor_parallel import pulse as module
+from mini_engine.distributed.tensor_parallel.pulse import (
+    SILENT_TICKS,
+    STOPPED_TICKS,
+    TICK_SECONDS,
+    Pulse,
+    bytes_for,
+    is_stopped,
+)
 
 NOBODY = 0  # no process that a test has started
 

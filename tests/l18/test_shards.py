@@ -9,12 +9,12 @@ from functools import cache
 import pytest
 import torch
 
-from mini_engine.build import assemble, build_engine
+from mini_engine.assembly.build import assemble, build_engine
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint import stored
+from mini_engine.distributed.tensor_parallel.shard import share_of, shared_by
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine_config import EngineConfig
-from mini_engine.errors import UserError
-from mini_engine.ranks.shard import share_of, shared_by
 from tests.l11 import models
 from tests.l18 import families
 from tests.l18.families import load, path_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mini_engine.ranks.shared_block import CACHE_LINE, SharedBlock
+from mini_engine.distributed.tensor_parallel.shared_block import CACHE_LINE, SharedBlock
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,7 +47,7 @@ def test_a_block_is_zero_and_begins_with_a_cache_line_wherever_the_heap_puts_it(
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="looks at Linux's shared memory")
 def test_a_process_that_is_killed_leaves_no_shared_memory_behind():
     code = (
-        "import os, signal; from mini_engine.ranks.shared_block import SharedBlock\n"
+        "import os, signal; from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock\n"
         "block = SharedBlock(1 << 20); block.buffer[:] = bytes(1 << 20); print(os.getpid(), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

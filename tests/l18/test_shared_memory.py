@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_engine.errors import UserError
-from mini_engine.ranks.shared_memory import LIBRARY, SharedMemoryCollectives, bytes_for
+from mini_engine.base.errors import UserError
+from mini_engine.distributed.tensor_parallel.shared_memory import LIBRARY, SharedMemoryCollectives, bytes_for
 
 try:
     LIBRARY.load()

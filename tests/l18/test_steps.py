@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mini_engine.checkpoint.weights import load_model
+from mini_engine.distributed.tensor_parallel.messages import Copy, PoolSize
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import Step
 from mini_engine.engine.sampling_params import SamplingParams
@@ -14,7 +15,6 @@ from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
-from mini_engine.ranks.messages import Copy, PoolSize
 from tests.l18.ranks import Wire, engine_over, follow, part
 
 OPTIONS = {"num_blocks": 40, "block_size": 8}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mini_engine.ranks import processes
+from mini_engine.distributed.tensor_parallel import processes
 
 
 class Alone:

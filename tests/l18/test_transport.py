@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mini_engine.base.errors import UserError
+from mini_engine.distributed.tensor_parallel import transport as ways
+from mini_engine.distributed.tensor_parallel.follow import Place
+from mini_engine.distributed.tensor_parallel.limits import device_of_ranks
+from mini_engine.distributed.tensor_parallel.messages import packed, receive
+from mini_engine.distributed.tensor_parallel.transport import TorchTransport, transport_for
 from mini_engine.engine.runner import Step
-from mini_engine.errors import UserError
-from mini_engine.ranks import transport as ways
-from mini_engine.ranks.follow import Place
-from mini_engine.ranks.limits import device_of_ranks
-from mini_engine.ranks.messages import packed, receive
-from mini_engine.ranks.transport import TorchTransport, transport_for
 
 MINUTE = timedelta(seconds=60)
 

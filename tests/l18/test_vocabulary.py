@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from mini_engine.ranks.vocabulary import CutEmbedding, GatheredHead, looked_up, rows_each, rows_of, without_padding
+from mini_engine.distributed.tensor_parallel.vocabulary import (
+    CutEmbedding,
+    GatheredHead,
+    looked_up,
+    rows_each,
+    rows_of,
+    without_padding,
+)
 
 VOCAB, WIDTH = 7, 3
 

@@ -6,11 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mini_engine.assembly.layout import store_of
 from mini_engine.attention.registry import load_kernel
-from mini_engine.engine.layout import store_of
-from mini_engine.kv.block_tensor import ForwardMeta, KvPool
-from mini_engine.ranks.shard import bytes_per_step, gathered_bytes_per_step
-from mini_engine.ranks.vocabulary import (
+from mini_engine.distributed.tensor_parallel.shard import bytes_per_step, gathered_bytes_per_step
+from mini_engine.distributed.tensor_parallel.vocabulary import (
     CutEmbedding,
     GatheredHead,
     looked_up,
@@ -18,6 +17,7 @@ from mini_engine.ranks.vocabulary import (
     rows_of,
     without_padding,
 )
+from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from tests.l18.families import load, path_of
 from tests.l18.ranks import Sums, in_threads
 

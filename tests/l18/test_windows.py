@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from mini_engine.build import over_ranks
+from mini_engine.assembly.build import over_ranks
+from mini_engine.assembly.choices import identity_of
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.distributed.tensor_parallel.messages import PoolSize
 from mini_engine.engine.runner import Step
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.engine_config import EngineConfig
 from mini_engine.gpu.graphs import no_graph
-from mini_engine.parts import identity_of
-from mini_engine.ranks.messages import PoolSize
 from mini_engine.windows.store import GroupedKv, GroupedMeta
 from tests.l15.pocket import (
     LENGTHS,

@@ -9,19 +9,19 @@ from functools import partial
 from pathlib import Path
 
 from mini_engine import LLM
-from mini_engine.build import build_engine, build_worker
+from mini_engine.assembly.build import build_engine, build_worker
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.assembly.loading import load
 from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.distributed.routing.policy import PrefixScore
+from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.engine_config import EngineConfig
 from mini_engine.handover.opening import worker_config
 from mini_engine.handover.protocol import Ended, Filled
 from mini_engine.handover.restart import workers_of
 from mini_engine.handover.stage import State
 from mini_engine.handover.workers import PrefillWorkers
-from mini_engine.loading import load
-from mini_engine.ranks.shared_block import SharedBlock
 from mini_engine.text.tokenizer import Tokenizer
 from tests.l18.ends import wait_for
 from tests.support import some_ids

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_engine.engine_config import EngineConfig
+from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.handover.extras import Extras
 from mini_engine.handover.opening import worker_config
 from mini_engine.windows.companion import WindowCompanion

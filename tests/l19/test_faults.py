@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.handover import workers
 from mini_engine.handover.restart import workers_of
 from tests.l18.ends import WAIT_SECONDS, deadline, is_alive, wait_for, wait_until_gone

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from mini_engine.errors import OutOfBlocks
+from mini_engine.base.errors import OutOfBlocks
 from mini_engine.handover.extras import Extras
 from mini_engine.handover.protocol import Ask, Cancel, Filled
 from mini_engine.handover.receiver import ReceivingConnector

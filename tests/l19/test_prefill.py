@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.handover.prefill import Worker
 from mini_engine.handover.protocol import Ask, Cancel, Close
 

@@ -18,12 +18,12 @@ pytest.importorskip("fastapi", reason="needs the extra 'server'")
 from prometheus_client import generate_latest
 
 from mini_engine.__main__ import main
+from mini_engine.assembly.llm import LLM
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import EngineWorker
 from mini_engine.handover.restart import Restart, workers_of
 from mini_engine.handover.stage import State
 from mini_engine.kv.connector import TierStats
-from mini_engine.llm import LLM
 from mini_engine.server.app import create_app
 from mini_engine.server.background import in_background
 from mini_engine.server.metrics import Metrics, TierMetrics

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
+from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 from mini_engine.handover import prefill, workers
 from mini_engine.handover.protocol import unpacked
-from mini_engine.ranks.shared_block import SharedBlock
 
 
 class NoProcess:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.handover.handle import Handle
 from mini_engine.handover.protocol import Ask, Cancel, Ended, Filled
 from mini_engine.handover.transfers import Transfers

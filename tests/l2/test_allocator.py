@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.base.errors import OutOfBlocks, UserError
 from mini_engine.kv.allocator import BlockAllocator
 from tests.support import must_raise, refused
 

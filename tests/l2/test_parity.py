@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
+from mini_engine.base.errors import OutOfBlocks
 from mini_engine.engine.loop import generate
-from mini_engine.errors import OutOfBlocks
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.token_flat import FlatRequest, KvPool, PagedSequence
 from tests.support import FAMILIES, both, hf_greedy, must_raise, some_ids

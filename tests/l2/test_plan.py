@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_engine.errors import OutOfBlocks
+from mini_engine.base.errors import OutOfBlocks
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.token_flat import FlatRequest, ForwardMeta, PagedSequence, plan_decode, plan_prefill, reserve
 from tests.support import must_raise

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mini_engine import native_build
 from mini_engine.attention import cpu, registry
-from mini_engine.errors import UserError
+from mini_engine.base import native_build
+from mini_engine.base.errors import UserError
 from tests.l3.kernel_cases import make_case, relative_error
 from tests.support import forget_builds, refused
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mini_engine.attention import blockwise, cpu
 from mini_engine.attention.contract import Kernel, check_inputs
 from mini_engine.attention.registry import load_kernel
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from tests.l3.kernel_cases import NAN, int32, make_case, relative_error, with_shared_beginnings
 from tests.l3.new_memory import NewMemory
 from tests.l3.pickled import Worker

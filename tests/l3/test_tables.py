@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from mini_engine.base.errors import OutOfBlocks, UserError
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable, fragmentation_ratio, waste_ratio
 from mini_engine.kv.block_tensor import KvPool

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.sampling_params import Row, SamplingParams
-from mini_engine.errors import UserError
 from tests.support import refused
 
 

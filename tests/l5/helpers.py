@@ -4,6 +4,7 @@ from array import array
 
 import torch
 
+from mini_engine.base.errors import OutOfBlocks
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
@@ -11,7 +12,6 @@ from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import OutOfBlocks
 from mini_engine.kv.coordinator import Cost, KvCoordinator
 from mini_engine.kv.manager import BlocksByState, KvCacheManager
 

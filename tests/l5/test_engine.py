@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mini_engine.base.errors import EngineDead, UserError
 from mini_engine.engine.engine import Engine, default_kv_bytes
 from mini_engine.engine.request import Ending, FinishReason
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.scheduler import Chunk, Scheduler
-from mini_engine.errors import EngineDead, UserError
 from mini_engine.kv.manager import BlocksByState, KvCacheManager
 from tests.l5.helpers import (
     EOS,

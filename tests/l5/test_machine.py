@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from tests.l5.helpers import EOS, VOCAB, check_books, check_empty, expected_answer, greedy, stub_engine
 
 USABLE, SIZE = 12, 4

@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from mini_engine.errors import EngineDead, OutOfBlocks, UserError
+from mini_engine.base.errors import EngineDead, OutOfBlocks, UserError
 from mini_engine.kv.coordinator import KvCoordinator
 from mini_engine.kv.manager import BlocksByState, KvCacheManager, RequestTable, blocks_in_budget
 from tests.support import refused

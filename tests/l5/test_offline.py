@@ -2,10 +2,10 @@
 
 import pytest
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.offline import Completion, generate_all
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.errors import UserError
 from tests.l5.helpers import check_empty
 from tests.support import both, hf_greedy, refused, some_ids
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.grammar import Anything
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.scheduler import Chunk, Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from tests.l5.helpers import EOS, CountingManager, by_id, greedy, request_of, scheduler_with
 from tests.support import refused
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
 

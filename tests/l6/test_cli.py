@@ -15,11 +15,11 @@ from scripts import l6_smoke
 import pytest
 import torch
 
-from mini_engine import llm as llm_module
 from mini_engine.__main__ import main
+from mini_engine.assembly import llm as llm_module
+from mini_engine.base.errors import UserError
 from mini_engine.cli.arguments import interruptible
 from mini_engine.cli.dtype import chosen_dtype
-from mini_engine.errors import UserError
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
 

@@ -8,11 +8,11 @@ import torch
 
 from mini_engine import LLM, SamplingParams
 from mini_engine.__main__ import main
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.generation import sampling_defaults
 from mini_engine.cli.arguments import add_sampling_options, sampling_params
 from mini_engine.cli.parser import OneLineParser
 from mini_engine.engine.request import FinishReason
-from mini_engine.errors import UserError
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
 from tests.support import hf_greedy, refused

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as RawTokenizer
 
-from mini_engine.errors import UserError
-from mini_engine.llm import LLM
+from mini_engine.assembly.llm import LLM
+from mini_engine.base.errors import UserError
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
 from tests.support import refused

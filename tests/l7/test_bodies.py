@@ -9,9 +9,9 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.generation import SamplingDefaults
 from mini_engine.engine import sampling_params
-from mini_engine.errors import UserError
 from mini_engine.server import bodies
 from mini_engine.server.chat_protocol import Message
 from mini_engine.server.errors import ApiError, as_api_error

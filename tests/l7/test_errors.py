@@ -7,8 +7,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.worker import EngineStopped, QueueFull
-from mini_engine.errors import UserError
 from mini_engine.server import errors
 from mini_engine.server.errors import ApiError, as_api_error, refusal
 from mini_engine.server.protocol import ChatRequest, CompletionRequest

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.answer import AnswerText
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.server.errors import ApiError
 from mini_engine.server.json_text import to_json
 from tests.l7.service import Service, greedy, read_events, their_model, tokenizer

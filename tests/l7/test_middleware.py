@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from mini_engine.base.errors import UserError
 from mini_engine.cli import serve
 from mini_engine.cli.parser import OneLineParser
-from mini_engine.errors import UserError
 from mini_engine.server import background
 from mini_engine.server.background import DrainingServer, listen, url_of
 from mini_engine.server.middleware import ApiKey, BodyLimit, Drain

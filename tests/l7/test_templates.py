@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from mini_engine.base.errors import UserError
 from mini_engine.cli import serve
 from mini_engine.cli.parser import OneLineParser
-from mini_engine.errors import UserError
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
 from tests.l7.service import Service

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("llguidance", reason="needs the extra 'server'")
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.grammar import Grammar
-from mini_engine.errors import UserError
 from mini_engine.server import grammars
 from mini_engine.server.grammars import GrammarCompiler
 from mini_engine.server.output_forms import OutputForm, call_prefix

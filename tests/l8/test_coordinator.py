@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mini_engine.errors import EngineDead, OutOfBlocks
+from mini_engine.base.errors import EngineDead, OutOfBlocks
 from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.connector import KvConnector, Load
 from mini_engine.kv.manager import KvCacheManager

@@ -12,7 +12,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from mini_engine.errors import OutOfBlocks
+from mini_engine.base.errors import OutOfBlocks
 from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.eviction import FIFO, LFU, LRU
 from mini_engine.kv.radix import RadixTree

@@ -4,7 +4,7 @@ from types import MappingProxyType
 
 import pytest
 
-from mini_engine.errors import OutOfBlocks
+from mini_engine.base.errors import OutOfBlocks
 from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import BlocksByState
 from mini_engine.kv.radix import RadixTree

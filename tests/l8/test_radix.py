@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.kv import radix
 from mini_engine.kv.eviction import FIFO, LFU, LRU
 from mini_engine.kv.radix import RadixTree

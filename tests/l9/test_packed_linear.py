@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
+from mini_engine.base.native_build import find_compiler
 from mini_engine.layers import native
 from mini_engine.layers.packed_layers import PackedLinear
 from mini_engine.layers.packed_step import alloc_padded
-from mini_engine.native_build import find_compiler
 from tests.l9.test_pack import DTYPES, SHAPES
 
 QWEN_INPUTS = [1024, 2048, 3072]  # of Qwen3-0.6B's matrices

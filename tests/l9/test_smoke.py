@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mini_engine.attention import cpu
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 from mini_engine.layers import native
 from tests.l9.test_fast_model import needs_compiler
 from tests.support import checkpoint, forget_builds

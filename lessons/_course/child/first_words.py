@@ -25,7 +25,7 @@ def devices() -> None:
 
 def compiler() -> None:
     try:
-        from mini_engine.native_build import find_compiler
+        from mini_engine.base.native_build import find_compiler
 
         say("C++ compiler", "ok", find_compiler())
     except ImportError as error:

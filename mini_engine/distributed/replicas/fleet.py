@@ -35,12 +35,12 @@ from ray._private import worker as ray_worker
 from ray.exceptions import RayActorError
 from ray.serve.config import ProxyLocation, RequestRouterConfig
 
+from mini_engine.base.errors import UserError
 from mini_engine.distributed.replicas.cluster import Item
 from mini_engine.distributed.replicas.replica import Replica
 from mini_engine.distributed.routing.retry import ReplicaLost
 from mini_engine.engine.jobs import Job
 from mini_engine.engine.worker import ModelLimits
-from mini_engine.errors import UserError
 
 HOST = "127.0.0.1"
 SOON = 0.1  # seconds between two checks of whether a replica that is to end still has requests

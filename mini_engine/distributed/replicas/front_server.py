@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import ModuleType
 
+from mini_engine.base.errors import UserError
 from mini_engine.cli.arguments import tokenizer_of
 from mini_engine.distributed.replicas.cluster import Cluster
 from mini_engine.distributed.replicas.service import ReplicaMetrics, ReplicaService
-from mini_engine.errors import UserError
 from mini_engine.server.app import ServerApp
 from mini_engine.server.background import DrainingServer, url_of
 from mini_engine.server.server_config import ServerConfig

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from prometheus_client import ProcessCollector
 
+from mini_engine.base.errors import UserError
 from mini_engine.cli.arguments import load_llm, model_names, scheduler_config
 from mini_engine.distributed.replicas.wire import FormGrammar
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.jobs import Job
 from mini_engine.engine.worker import EngineStopped, EngineWorker, ModelLimits, QueueFull
-from mini_engine.errors import UserError
 from mini_engine.server.grammars import GrammarCompiler
 from mini_engine.server.metrics import Metrics
 

@@ -9,10 +9,10 @@ from scripts.live.labs.scheduled import Scheduled
 from scripts.traces.tape import listed
 from scripts.traces.timeline import SCHEDULER, Cells, Steps
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.scheduler import Chunk, Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
 
 WORD = 1  # the model's only token

@@ -7,7 +7,7 @@ no request is left.
 import re
 from dataclasses import dataclass
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 NAMES = "ABCDEF"
 MOST_EVENTS = 200

@@ -15,7 +15,7 @@ from scripts.live.labs.rules import RULES
 from scripts.traces.tape import MOST_FRAMES, Tape
 
 from lessons._course.catalog import read_lesson
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 SOME_WORDS = ["once", "upon", "a", "time", "there", "was", "a", "small", "pool", "of", "blocks"]
 

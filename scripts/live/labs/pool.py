@@ -6,7 +6,7 @@ from scripts.live.labs.events import words_of
 from scripts.live.labs.lab import Knob, Lab, Preset, percent
 from scripts.traces.tape import listed, plural
 
-from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.base.errors import OutOfBlocks, UserError
 from mini_engine.kv.allocator import BlockAllocator
 
 ALLOCATOR = "mini_engine/kv/allocator.py::BlockAllocator"

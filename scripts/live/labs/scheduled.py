@@ -4,10 +4,10 @@ from typing import Any
 
 from scripts.live.labs.lab import Lab
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler
-from mini_engine.errors import UserError
 
 
 class Scheduled(Lab):

@@ -10,10 +10,10 @@ from scripts.traces.sharing import MANAGER, SPLIT, TREE, Telling, Told
 from scripts.traces.tape import listed, plural
 from scripts.traces.timeline import SCHEDULER
 
+from mini_engine.base.errors import UserError
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.kv.eviction import POLICIES
 

@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mini_engine.base.native_build import SUFFIXES, Library, Signature
+from mini_engine.distributed.tensor_parallel.collectives import Traffic
 from mini_engine.layers.exchange import NativeExchange
-from mini_engine.native_build import SUFFIXES, Library, Signature
-from mini_engine.ranks.collectives import Traffic
 
 HERE = Path(__file__).parent
 LINE_BYTES = 64

@@ -21,12 +21,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.stored import Part
-from mini_engine.errors import UserError
+from mini_engine.distributed.tensor_parallel.vocabulary import VOCABULARY, rows_each, rows_of
 from mini_engine.families import family_named
 from mini_engine.families.family import SHARED
-from mini_engine.ranks.vocabulary import VOCABULARY, rows_each, rows_of
 
 BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "in_proj_z", "in_proj_b", "in_proj_a", "A_log")
 BY_COLUMNS += ("dt_bias", "q_b_proj", "kv_b_proj", "conv")

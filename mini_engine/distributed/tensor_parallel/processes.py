@@ -21,17 +21,17 @@ from typing import Any
 
 import torch
 
+from mini_engine.base.errors import EngineDead, UserError, first_line
 from mini_engine.checkpoint.stored import Part, Stored
 from mini_engine.checkpoint.weights import stored_model
+from mini_engine.distributed.tensor_parallel.follow import MEET, Place, Read, part_of_rank
+from mini_engine.distributed.tensor_parallel.messages import Message, packed
+from mini_engine.distributed.tensor_parallel.others import Others
+from mini_engine.distributed.tensor_parallel.pulse import bytes_for
+from mini_engine.distributed.tensor_parallel.shard import RankCut
+from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
+from mini_engine.distributed.tensor_parallel.transport import transport_for
 from mini_engine.engine.runner import Step
-from mini_engine.errors import EngineDead, UserError, first_line
-from mini_engine.ranks.follow import MEET, Place, Read, part_of_rank
-from mini_engine.ranks.messages import Message, packed
-from mini_engine.ranks.others import Others
-from mini_engine.ranks.pulse import bytes_for
-from mini_engine.ranks.shard import RankCut
-from mini_engine.ranks.shared_block import SharedBlock
-from mini_engine.ranks.transport import transport_for
 
 PATIENCE = timedelta(hours=1)  # Ctrl-Z may interrupt a collective, whose clock keeps running
 

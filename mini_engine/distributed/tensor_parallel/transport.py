@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 import torch.distributed as dist
 
-from mini_engine.errors import UserError
-from mini_engine.ranks.collectives import Collectives, TorchCollectives
-from mini_engine.ranks.shared_block import CACHE_LINE, SharedBlock
-from mini_engine.ranks.shared_memory import LIBRARY, SharedMemoryCollectives, bytes_for
-from mini_engine.values import shown
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import shown
+from mini_engine.distributed.tensor_parallel.collectives import Collectives, TorchCollectives
+from mini_engine.distributed.tensor_parallel.shared_block import CACHE_LINE, SharedBlock
+from mini_engine.distributed.tensor_parallel.shared_memory import LIBRARY, SharedMemoryCollectives, bytes_for
 
 MEETING = timedelta(seconds=8)  # for ranks that are all ready; gloo would keep waiting for one that has died
 TRANSPORTS = ("auto", "memory", "gloo", "nccl")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mini_engine.ranks.collectives import Collectives
+from mini_engine.distributed.tensor_parallel.collectives import Collectives
 
 VOCABULARY = ("embed_tokens", "lm_head")
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from mini_engine.engine.pools import Pools
-from mini_engine.engine.storage import MemoryKind, Storage
-from mini_engine.engine_config import EngineConfig
-from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.assembly.pools import Pools
+from mini_engine.assembly.storage import MemoryKind, Storage
+from mini_engine.base.errors import OutOfBlocks, UserError
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.coordinator import KvCoordinator
 from mini_engine.kv.manager import blocks_in_budget

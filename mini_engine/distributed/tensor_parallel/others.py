@@ -8,8 +8,8 @@ from multiprocessing.connection import wait
 
 import torch.multiprocessing as mp
 
-from mini_engine.ranks.follow import Place, follow
-from mini_engine.ranks.pulse import TICK_SECONDS, Pulse
+from mini_engine.distributed.tensor_parallel.follow import Place, follow
+from mini_engine.distributed.tensor_parallel.pulse import TICK_SECONDS, Pulse
 
 NOTICE_SECONDS = 2.0  # to notice the end of a process after its connections have broken
 PRINTED = '; its error is printed above; in a script, start it under `if __name__ == "__main__":`'

@@ -12,18 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mini_engine.checkpoint.weights import check_place, resolve_checkpoint
-from mini_engine.engine.engine import Engine, default_kv_bytes
-from mini_engine.engine.layout import storage_of
-from mini_engine.engine.pools import OWN_POOLS, Pools
-from mini_engine.engine.scheduler import Scheduler
-from mini_engine.engine.storage import Storage
-from mini_engine.engine_config import EngineConfig
-from mini_engine.errors import UserError
-from mini_engine.kv.manager import KvCacheManager
-from mini_engine.loading import as_dtype, load, reader_of
-from mini_engine.model.causal_lm import CausalLM
-from mini_engine.parts import (
+from mini_engine.assembly.choices import (
     connecting,
     coordinator_of,
     decoding_of,
@@ -32,12 +21,23 @@ from mini_engine.parts import (
     runner_of,
     with_layers,
 )
-from mini_engine.values import shown
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.assembly.layout import storage_of
+from mini_engine.assembly.loading import as_dtype, load, reader_of
+from mini_engine.assembly.pools import OWN_POOLS, Pools
+from mini_engine.assembly.storage import Storage
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import shown
+from mini_engine.checkpoint.weights import check_place, resolve_checkpoint
+from mini_engine.engine.engine import Engine, default_kv_bytes
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.model.causal_lm import CausalLM
 
 if TYPE_CHECKING:
+    from mini_engine.distributed.tensor_parallel.processes import Ranks
     from mini_engine.handover.prefill import Built
     from mini_engine.kv.connector import KvConnector
-    from mini_engine.ranks.processes import Ranks
 
 
 def open_engine(
@@ -152,7 +152,7 @@ def parallel(
     workers: Any = None,
 ) -> Engine:
     """Start other ranks and return the engine of this one, rank 0 (lesson 18). What ranks cannot share is refused."""
-    from mini_engine.ranks.limits import check_shareable, device_of_ranks
+    from mini_engine.distributed.tensor_parallel.limits import check_shareable, device_of_ranks
 
     check_shareable(config)
     device = device_of_ranks(device, config.tensor_parallel_size)
@@ -176,8 +176,8 @@ def start_ranks(
     Raises:
         UserError: the model cannot be shared by so many ranks, or one of them ended before it was ready.
     """
-    from mini_engine.ranks.processes import Ranks
-    from mini_engine.ranks.shard import share_of, shared_by
+    from mini_engine.distributed.tensor_parallel.processes import Ranks
+    from mini_engine.distributed.tensor_parallel.shard import share_of, shared_by
 
     check_place(dtype, device)
     directory = resolve_checkpoint(path_or_hub_id)
@@ -204,7 +204,7 @@ def over_ranks(
     Args:
         identity: from `start_ranks`. capture, workers: as for `build_engine`.
     """
-    from mini_engine.ranks.pools import SharedPools
+    from mini_engine.distributed.tensor_parallel.pools import SharedPools
 
     pools = SharedPools(ranks)
     return assemble(ranks.model, config, pools, connecting(ranks.model, config, identity, pools, workers), capture)

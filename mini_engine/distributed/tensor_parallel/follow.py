@@ -11,17 +11,17 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from mini_engine.base.errors import first_line
 from mini_engine.checkpoint.stored import Stored
+from mini_engine.distributed.tensor_parallel.collectives import Collectives
+from mini_engine.distributed.tensor_parallel.layers import with_layers
+from mini_engine.distributed.tensor_parallel.memory import Memory
+from mini_engine.distributed.tensor_parallel.messages import receive
+from mini_engine.distributed.tensor_parallel.pulse import Pulse, live_with_parent
+from mini_engine.distributed.tensor_parallel.shard import RankCut
+from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
+from mini_engine.distributed.tensor_parallel.transport import Transport
 from mini_engine.engine.runner import Step
-from mini_engine.errors import first_line
-from mini_engine.ranks.collectives import Collectives
-from mini_engine.ranks.layers import with_layers
-from mini_engine.ranks.memory import Memory
-from mini_engine.ranks.messages import receive
-from mini_engine.ranks.pulse import Pulse, live_with_parent
-from mini_engine.ranks.shard import RankCut
-from mini_engine.ranks.shared_block import SharedBlock
-from mini_engine.ranks.transport import Transport
 
 Read = Callable[[Path], Stored]
 

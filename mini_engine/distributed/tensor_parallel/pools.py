@@ -8,13 +8,8 @@ has all of them.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mini_engine.engine.pools import Pools
-from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.hybrid.track_slots import TrackSlots
-from mini_engine.kv.block_tensor import KvPool
-from mini_engine.kv.manager import CopyBlocks
-from mini_engine.kv.pool_maker import PoolMaker
-from mini_engine.ranks.messages import (
+from mini_engine.assembly.pools import Pools
+from mini_engine.distributed.tensor_parallel.messages import (
     Copy,
     CopyStates,
     PoolSize,
@@ -24,8 +19,22 @@ from mini_engine.ranks.messages import (
     StoreOver,
     WriteBlocks,
 )
-from mini_engine.ranks.payloads import Run, as_payloads, as_rows, block_layout, has_heads, join, split, state_layout
-from mini_engine.ranks.processes import Ranks
+from mini_engine.distributed.tensor_parallel.payloads import (
+    Run,
+    as_payloads,
+    as_rows,
+    block_layout,
+    has_heads,
+    join,
+    split,
+    state_layout,
+)
+from mini_engine.distributed.tensor_parallel.processes import Ranks
+from mini_engine.hybrid.gdn_pool import GdnPool
+from mini_engine.hybrid.track_slots import TrackSlots
+from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.manager import CopyBlocks
+from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.tiers.blocks import BlockBytes
 from mini_engine.tiers.records import Bytes
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from mini_engine.distributed.tensor_parallel.memory import Memory
 from mini_engine.engine.runner import Step
 from mini_engine.kv.pool_maker import PoolMaker
-from mini_engine.ranks.memory import Memory
 from mini_engine.tiers.blocks import BlockBytes
 
 

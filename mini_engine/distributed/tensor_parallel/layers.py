@@ -8,11 +8,11 @@ from typing import Any
 
 import torch.nn.functional as F
 
+from mini_engine.distributed.tensor_parallel.collectives import Collectives
+from mini_engine.distributed.tensor_parallel.shard import BY_ROWS
+from mini_engine.distributed.tensor_parallel.vocabulary import CutEmbedding, GatheredHead
 from mini_engine.families import family_named
 from mini_engine.layers.exchange import Exchange, Summed
-from mini_engine.ranks.collectives import Collectives
-from mini_engine.ranks.shard import BY_ROWS
-from mini_engine.ranks.vocabulary import CutEmbedding, GatheredHead
 
 
 def with_layers(model: Any, backend: str, collectives: Collectives) -> Any:

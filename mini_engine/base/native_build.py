@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from mini_engine.errors import UserError
+from mini_engine.base.errors import UserError
 
 BASE_FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-Wno-psabi")
 # Tried in this order: this processor's own instructions and threads first, then anything the compiler accepts.

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.assembly.pools import Pools
+from mini_engine.assembly.storage import Storage
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.stored import Stored
-from mini_engine.engine.pools import Pools
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import Group, ModelRunner, Runner
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, Decoding
-from mini_engine.engine.storage import Storage
-from mini_engine.engine_config import EngineConfig
-from mini_engine.errors import UserError
 from mini_engine.families import family_named
 from mini_engine.kv.coordinator import KvCoordinator
 from mini_engine.kv.manager import KvCacheManager

@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NoReturn
 
-from mini_engine.ranks.shared_block import CACHE_LINE, SharedBlock
+from mini_engine.distributed.tensor_parallel.shared_block import CACHE_LINE, SharedBlock
 
 TICK_SECONDS = 0.25
 STOPPED_TICKS = 20  # of silence, after which a rank is lost if its process is stopped

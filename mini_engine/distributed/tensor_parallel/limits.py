@@ -3,9 +3,9 @@
 import torch
 import torch.distributed as dist
 
-from mini_engine.engine_config import EngineConfig
-from mini_engine.errors import UserError
-from mini_engine.values import shown
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import shown
 
 # option: a value that does not work with ranks, and why
 UNABLE = {

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import shown, whole
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.errors import UserError
-from mini_engine.values import shown, whole
 
 if TYPE_CHECKING:
     from mini_engine.speculation.options import Speculation

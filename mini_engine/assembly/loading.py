@@ -4,14 +4,14 @@ from pathlib import Path
 
 import torch
 
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import shown
 from mini_engine.checkpoint.config import DTYPES
 from mini_engine.checkpoint.json_files import read_json
 from mini_engine.checkpoint.weights import resolve_checkpoint
-from mini_engine.errors import UserError
 from mini_engine.families import family_of
 from mini_engine.families.family import Family
 from mini_engine.model.causal_lm import CausalLM
-from mini_engine.values import shown
 
 
 def load(path_or_hub_id: str | Path, dtype: str | torch.dtype, device: str | torch.device) -> CausalLM:

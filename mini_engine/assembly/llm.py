@@ -15,14 +15,15 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from mini_engine.assembly.engine_config import EngineConfig
+from mini_engine.base.errors import UserError
+from mini_engine.base.values import shown
 from mini_engine.checkpoint.weights import resolve_checkpoint
 from mini_engine.engine.answer import AnswerReader, TextDelta, WholeAnswer
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.offline import Completion, generate_all
 from mini_engine.engine.request import Ending, Request
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine_config import EngineConfig
-from mini_engine.errors import UserError
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.no_tokenizer import NoTokenizer
@@ -37,7 +38,6 @@ from mini_engine.text.prompts import (
     listed,
 )
 from mini_engine.text.tokenizer import TOKENIZER_FILE, Tokenizer
-from mini_engine.values import shown
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -82,8 +82,8 @@ class LLM:
         config: EngineConfig | None = None,
         **options: Any,
     ) -> None:
-        from mini_engine import build  # the composition root, above all lessons; `for_engine` does without it
-        from mini_engine.loading import check_kind
+        from mini_engine.assembly import build  # the composition root, above all lessons; `for_engine` does without it
+        from mini_engine.assembly.loading import check_kind
 
         if config is not None and options:
             raise UserError(

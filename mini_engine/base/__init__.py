@@ -1,0 +1,1 @@
+"""Course machinery. Definitions that every other room may use: errors, values in messages, building C++."""
