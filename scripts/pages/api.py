@@ -57,8 +57,8 @@ PARTS = (
         "Text in, text out",
         "The front door: text, token ids or conversations in, answers out. [Lesson 6](l6_text/README.md).",
         (
-            *entries("llm.py", "LLM", "Stream"),
-            *entries("engine_config.py", "EngineConfig"),
+            *entries("assembly/llm.py", "LLM", "Stream"),
+            *entries("assembly/engine_config.py", "EngineConfig"),
             *entries("engine/sampling_params.py", "SamplingParams"),
             *entries("engine/answer.py", "TextDelta"),
             *entries("engine/request.py", "FinishReason"),
@@ -223,12 +223,12 @@ PARTS = (
         "One model, several processes",
         "Tensor parallelism: a model cut into shares, and their exchanges. [Lesson 18](l18_ranks/README.md).",
         (
-            *entries("ranks/processes.py", "Ranks"),
-            *entries("ranks/shard.py", "share_of", "part_of", "RankCut"),
-            *entries("ranks/shard.py", "bytes_per_step", "gathered_bytes_per_step"),
-            *entries("ranks/vocabulary.py", "CutEmbedding", "GatheredHead"),
-            *entries("ranks/collectives.py", "Collectives", "Traffic"),
-            *entries("ranks/one_shot.py", "Board", "add_up"),
+            *entries("distributed/tensor_parallel/processes.py", "Ranks"),
+            *entries("distributed/tensor_parallel/shard.py", "share_of", "part_of", "RankCut"),
+            *entries("distributed/tensor_parallel/shard.py", "bytes_per_step", "gathered_bytes_per_step"),
+            *entries("distributed/tensor_parallel/vocabulary.py", "CutEmbedding", "GatheredHead"),
+            *entries("distributed/tensor_parallel/collectives.py", "Collectives", "Traffic"),
+            *entries("distributed/tensor_parallel/one_shot.py", "Board", "add_up"),
         ),
     ),
     Part(
@@ -258,7 +258,7 @@ PARTS = (
     Part(
         "Errors",
         "A user's mistake is reported in one sentence. A call that fails changes nothing.",
-        (*entries("errors.py", "UserError", "OutOfBlocks", "CacheFull"),),
+        (*entries("base/errors.py", "UserError", "OutOfBlocks", "CacheFull"),),
     ),
 )
 COMMANDS = (
