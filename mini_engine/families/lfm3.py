@@ -15,6 +15,7 @@ NAMES = {
     r"\.feed_forward\.w3\.": ".mlp.up_proj.",
     r"\.feed_forward\.w2\.": ".mlp.down_proj.",
     r"\.self_attn\.g_proj\.": ".self_attn.gate_proj.",
+    r"\.conv\.conv\.": ".conv.filters.",
     r"(^|\.)embedding_norm\.": r"\1norm.",
 }
 

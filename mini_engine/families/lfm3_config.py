@@ -92,6 +92,16 @@ class Lfm3Config(Qwen3Config):
         return tuple(kinds[name] for name in self.layer_types)
 
     @property
+    def key_dim(self) -> int:
+        """The rows of each of the two gates in a convolution's input matrix, which come first in it."""
+        return self.conv_channels
+
+    @property
+    def value_dim(self) -> int:
+        """The rows of a convolution's inputs in that matrix, which come last."""
+        return self.conv_channels
+
+    @property
     def num_attention_layers(self) -> int:
         """The number of layers with K and V, of all tokens or of a window's."""
         return sum(name in ATTENTION for name in self.layer_types)

@@ -37,8 +37,8 @@ class FastShortConv(nn.Module):
 
     def __init__(self, conv: ShortConv, norm: nn.Module, matrix: Join) -> None:
         super().__init__()
-        self.index, self.norm, self.bias = conv.index, norm, conv.conv.bias
-        self.weight = conv.conv.weight.data[:, 0].contiguous()
+        self.index, self.norm, self.bias = conv.index, norm, conv.filters.bias
+        self.weight = conv.filters.weight.data[:, 0].contiguous()
         self.project, self.out = matrix(conv.in_proj), matrix(conv.out_proj)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: ConvStore, meta: Any) -> Tensor:

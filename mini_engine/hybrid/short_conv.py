@@ -32,13 +32,13 @@ class ShortConv(nn.Module):
         super().__init__()
         self.index = index
         self.in_proj = Linear(hidden, 3 * channels, bias=bias)  # B, C and x
-        self.conv = ConvWeight(channels, taps, bias)
+        self.filters = ConvWeight(channels, taps, bias)
         self.out_proj: nn.Module = Linear(channels, hidden, bias=bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: ConvStore, meta: Any) -> Tensor:
         """Return the output `[T, hidden_size]`; positions play no role in it."""
         before, after, x = self.in_proj(x).chunk(3, dim=-1)
-        out = kv.convolve(self.index, before * x, self.conv.weight[:, 0], meta)
-        if self.conv.bias is not None:
-            out = out + self.conv.bias
+        out = kv.convolve(self.index, before * x, self.filters.weight[:, 0], meta)
+        if self.filters.bias is not None:
+            out = out + self.filters.bias
         return self.out_proj(after * out)

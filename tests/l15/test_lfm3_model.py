@@ -187,5 +187,5 @@ def test_a_tensor_that_is_missing_is_named(tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors["model.layers.0.conv.conv.weight"]
     save_file(tensors, tmp_path / "model.safetensors")
-    with refused(UserError, "model.layers.0.conv.conv.weight"):
+    with refused(UserError, "model.layers.0.conv.filters.weight"):
         FAMILY.load(tmp_path)

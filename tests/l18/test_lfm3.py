@@ -8,6 +8,7 @@ from tests.l15.lfm3 import SHAPES, checkpoint, load, logits
 from tests.l18.ranks import in_threads, part
 from tests.support import some_ids
 
+pytestmark = pytest.mark.reference  # no task is about this
 PUBLISHED = "as published"
 DIVIDED = [name for name, (_, _, changes) in SHAPES.items() if changes.get("num_key_value_heads") != 1]
 

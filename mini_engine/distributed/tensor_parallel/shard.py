@@ -9,8 +9,8 @@ layer. Embedding and vocabulary head are cut too (`vocabulary.py`). Norms are wh
 A hybrid's delta nets (lesson 11) are cut in the same way: their heads are independent too, and `out_proj` is cut by
 rows. Queries, keys and values share one matrix and one convolution, so each of the three parts is cut separately.
 
-The channels of a short convolution (in lesson 15's LFM3) are independent, too: of its input matrix, gates and inputs
-are cut separately.
+The channels of a short convolution (in lesson 15's LFM3) are independent, too. Its input matrix has three parts: two
+gates, as wide as `key_dim` says, and the inputs.
 
 Latents (lesson 16) serve all heads, so every rank computes and stores all of them. Only `q_b_proj` and `kv_b_proj`,
 which expand them to each head's queries, keys and values, are cut.
@@ -29,9 +29,8 @@ from mini_engine.families import family_named
 from mini_engine.families.family import SHARED
 
 BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "in_proj_z", "in_proj_b", "in_proj_a", "A_log")
-BY_COLUMNS += ("dt_bias", "q_b_proj", "kv_b_proj", "conv")
-BY_PARTS = ("in_proj_qkv", "conv1d")
-BY_THIRDS = ("in_proj",)
+BY_COLUMNS += ("dt_bias", "q_b_proj", "kv_b_proj", "filters")
+BY_PARTS = ("in_proj_qkv", "conv1d", "in_proj")
 BY_ROWS = ("o_proj", "down_proj", "out_proj")
 
 
@@ -104,9 +103,9 @@ def part_of(name: str, shape: Sequence[int], config: Any, rank: int, num_ranks: 
         if name.endswith(".bias"):
             return Part([rows if rank == 0 else range(0)])  # the sum over all ranks must contain it once
         return Part([rows], columns=equal_part(range(shape[1]), rank, num_ranks))
-    if owners.intersection(BY_PARTS + BY_THIRDS):
-        first = config.key_dim if owners.intersection(BY_PARTS) else shape[0] // 3
-        parts = (rows[:first], rows[first : 2 * first], rows[2 * first :])
+    if owners.intersection(BY_PARTS):
+        queries, keys = config.key_dim, 2 * config.key_dim
+        parts = (rows[:queries], rows[queries:keys], rows[keys:])
         return Part([equal_part(part, rank, num_ranks) for part in parts])
     return Part([equal_part(rows, rank, num_ranks) if owners.intersection(BY_COLUMNS) else rows])
 
