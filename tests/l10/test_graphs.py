@@ -326,13 +326,12 @@ def test_the_table_of_the_buffers_is_as_wide_as_a_sequence_can_become():
 
 
 @pytest.mark.parametrize("name, graphs", [("triton", True), ("torch", False), ("reference", False)])
-@pytest.mark.parametrize("rows", [None, "int8"])
-def test_on_a_gpu_only_triton_s_steps_are_captured(monkeypatch, name, rows, graphs):
+def test_on_a_gpu_only_triton_s_steps_are_captured(monkeypatch, name, graphs):
     if name == "triton":
         pytest.importorskip("triton")
     monkeypatch.setattr(graphs_module, "CudaCapture", lambda: "capture")
     monkeypatch.setattr(graphs_module, "GraphRunner", lambda *arguments: ("graphs", *arguments))
-    pool = SimpleNamespace(device=torch.device("cuda"), kernel=load_kernel(name, "cuda", rows=rows))
+    pool = SimpleNamespace(device=torch.device("cuda"), kernel=load_kernel(name, "cuda"))
     eager = SimpleNamespace(pool=pool)
     assert runner_for(eager, 8) == (("graphs", eager, 8, "capture", graphs_module.NO_EXTRAS) if graphs else eager), (
         "all kernels but triton read lengths on the host, which cannot be captured"

@@ -231,3 +231,9 @@ def test_kernels_are_chosen_by_lesson_3s_names():
         load_kernel("blockwise", rows="int8")
     with pytest.raises(UserError):
         load_kernel("cpu", "cpu", torch.float16, "int8")
+
+
+@pytest.mark.parametrize("rows", ["int8", "int4"])
+def test_only_triton_s_steps_over_rows_can_be_recorded(rows):
+    pytest.importorskip("triton")
+    assert [load_kernel(name, "cuda", rows=rows).recordable for name in ("triton", "torch", "reference")] == [1, 0, 0]
