@@ -6,20 +6,19 @@ even answer /health. `guard` decides which connection to close when there are to
 
 import asyncio
 import logging
-import time
 from pathlib import Path
 from typing import Any
+
+from mini_engine.server.hardening.traffic import LineASecond
 
 try:
     import resource
 except ModuleNotFoundError:  # Windows has no such limit
     resource = None
 
-QUEUE = 1024  # connections that the system queues until they are accepted; beyond that, clients retry after 1 s
 BACKLOG = 16  # accepted in one turn of the event loop, so that a burst does not starve open connections
 OWN_FILES = 64  # descriptors for everything except connections, beyond those open now
 WANTED_FILES = 65536
-LOG_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -48,19 +47,13 @@ def files_open() -> int:
     return len(list(folder.iterdir())) if folder.is_dir() else OWN_FILES
 
 
-class AcceptErrors:
+class AcceptErrors(LineASecond):
     """An event loop's exception handler: logs failures to accept at most once a second, everything else as usual."""
-
-    def __init__(self) -> None:
-        self.latest, self.missed = float("-inf"), 0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Handle an exception of the event loop."""
-        if not isinstance(context.get("exception"), OSError) or "accept" not in context.get("message", ""):
+        error = context.get("exception")
+        if isinstance(error, OSError) and "accept" in context.get("message", ""):
+            self.note("accept", str(error))
+        else:
             loop.default_exception_handler(context)
-            return
-        self.missed += 1
-        now = time.monotonic()
-        if now - self.latest >= LOG_SECONDS:
-            log.error("cannot accept connections: %s (%d times)", context["exception"], self.missed)
-            self.latest, self.missed = now, 0

@@ -11,7 +11,6 @@
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -19,25 +18,14 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mini_engine.server.errors import RETRY, ApiError
+from mini_engine.server.hardening.traffic import Traffic
 from mini_engine.server.server_config import ServerConfig
-from mini_engine.server.traffic import Traffic
 
 PIECE = 2**13  # bytes read at a time: as one-byte chunks they take h11 5 ms, then other connections get their turn
 MAX_HEAD = 2**14  # h11's limit for headers, which count as bytes over the wire
 LEAST_BYTES = 2**14
 LINGER_SECONDS = 1.0
 LINGER_BYTES = 2**16
-
-
-class WithoutWarnings(logging.Logger):
-    """uvicorn's logger without its warnings: one for each malformed request, and two for each that asks to upgrade."""
-
-    def __init__(self, name: str, parent: logging.Logger) -> None:
-        super().__init__(name)
-        self.parent = parent
-
-    def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
-        """Do nothing: `Traffic` counts malformed requests, and requests to upgrade are served without upgrading."""
 
 
 class Guard:
@@ -55,7 +43,6 @@ class Guard:
     def __init__(self, limits: ServerConfig, traffic: Traffic) -> None:
         self.limits, self.traffic = limits, traffic
         self.silent: dict[GuardedProtocol, None] = {}
-        self.logger = WithoutWarnings("uvicorn.error", logging.getLogger("uvicorn.error"))
         self.buffer = memoryview(bytearray(PIECE))
 
 
@@ -100,7 +87,6 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
     def __init__(self, *args: Any, guard: Guard, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.guard, self.limits = guard, guard.limits
-        self.logger = guard.logger
         self.header_timer: asyncio.TimerHandle | None = None
         self.write_timer: asyncio.TimerHandle | None = None
         self.num_received = 0  # bytes since the last response
@@ -183,6 +169,7 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
     def refuse(self, status: int, message: str, code: str | None = None) -> None:
         """Answer with an error, unless an answer has begun, and close."""
         self.guard.silent.pop(self, None)
+        self.guard.traffic.refused(status, self.client, "a connection")
         if self.transport.is_closing():
             self.transport.abort()
             return
@@ -195,7 +182,6 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse bytes that are not HTTP, even in the middle of an answer."""
-        self.guard.traffic.malformed(self.client)
         self.refuse(400, "this is not a valid HTTP request")
 
     def send_error(self, error: ApiError) -> None:
@@ -203,7 +189,7 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
         body = json.dumps(error.body).encode()
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
         head = h11.Response(status_code=error.status_code, headers=[*(headers | dict(error.headers or {})).items()])
-        self.guard.traffic.answered(error.status_code, self.client)
+        self.guard.traffic.responses.labels(error.status_code).inc()
         for event in (head, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
 
