@@ -82,17 +82,35 @@ class StreamOptions(Body):
     include_obfuscation: Flag = False
 
 
-class Sampling(Guided):
-    """The part that completions and chats have in common.
+class Labelled(Body):
+    """The part that all three routes have in common.
 
-    Accepted and ignored, since they do not affect answers: user, metadata, safety_identifier, prompt_cache_key,
-    request_id, reasoning_effort, verbosity (the model decides).
-    Accepted only with a value that changes nothing: store, service_tier, best_of, skip_special_tokens (vLLM's name).
+    Accepted and ignored, since they do not affect answers: user, safety_identifier, prompt_cache_key, request_id,
+    reasoning_effort, verbosity (the model decides).
 
     cache_salt: share prefixes only with requests of the same salt (lesson 8); the name is vLLM's.
     """
 
     model: Text | None = None
+    stream: Flag = False
+    cache_salt: Text | None = None
+    user: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    request_id: Text | None = None
+    reasoning_effort: Text | None = None
+    verbosity: Text | None = None
+    service_tier: Annotated[Text, only("auto", "default")] = "auto"
+
+
+class Sampling(Labelled, Guided):
+    """The part that completions and chats have in common.
+
+    echo: the prompt is part of the answer, with its logprobs.
+    Accepted and ignored: metadata.
+    Accepted only with a value that changes nothing: store, service_tier, best_of, skip_special_tokens (vLLM's name).
+    """
+
     temperature: Annotated[Number, between("temperature")] = 1.0
     top_p: Annotated[Number, between("top_p")] = 1.0
     top_k: Annotated[Whole, shown(minimum=-1)] = 0
@@ -111,22 +129,14 @@ class Sampling(Guided):
     include_stop_str_in_output: Flag = False
     ignore_eos: Flag = False
     n: Annotated[Whole, Field(ge=1, le=MAX_N)] = 1
-    stream: Flag = False
-    stream_options: StreamOptions | None = None
+    echo: Flag = False
+    stream_options: StreamOptions = StreamOptions()
     return_token_ids: Flag = False
-    user: Text | None = None
+    response_format: ResponseFormat | None = None
     metadata: JsonObject = Field({})
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
     store: Annotated[Flag, only(False)] = False
-    service_tier: Annotated[Text, only("auto", "default")] = "auto"
     best_of: Annotated[Whole, only(1)] = 1
     skip_special_tokens: Annotated[Flag, only(True)] = True
-    cache_salt: Text | None = None
-    request_id: Text | None = None
-    reasoning_effort: Text | None = None
-    verbosity: Text | None = None
-    response_format: ResponseFormat | None = None
     _longest: int | None = PrivateAttr(None)  # a chat answer, as suggested by the checkpoint
 
     def advised(self, suggested: SamplingDefaults) -> Self:
@@ -151,38 +161,23 @@ class Sampling(Guided):
         return one_form([*(self.response_format.forms if self.response_format else []), *self.forms])
 
     @property
-    def include_usage(self) -> bool:
-        """True if the client wants a final event with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def continuous_usage(self) -> bool:
-        """True if the client wants the usage so far in every event."""
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-    @property
     def wanted_logprobs(self) -> int | None:
         """The number of alternatives to report with each token; None for no logprobs."""
-        raise NotImplementedError
-
-    def wanted_tokens(self, room: int) -> int:
-        """Return the most tokens in the answer, if `room` tokens fit after the prompt."""
         raise NotImplementedError
 
     @property
     def wanted_prompt_logprobs(self) -> int | None:
         """The same for the tokens of the prompt."""
-        return None
-
-    @property
-    def wants_echo(self) -> bool:
-        """True if the prompt is shown before the answer."""
-        return False
+        return self.wanted_logprobs if self.echo else None
 
     @property
     def only_echo(self) -> bool:
-        """True if only the prompt is shown, and no answer."""
-        return False
+        """True to score the prompt and generate nothing. The engine generates one token, which is not shown."""
+        return self.echo and self.max_tokens == 0
+
+    def wanted_tokens(self, room: int) -> int:
+        """Return the most tokens in the answer, if `room` tokens fit after the prompt."""
+        raise NotImplementedError
 
     def biases(self) -> dict[int, float]:
         """Return `logit_bias` with integer keys; in JSON, keys are strings."""
@@ -203,52 +198,31 @@ class Sampling(Guided):
         Args:
             rooms: for each prompt, the tokens that fit after it. grammar: `form`, compiled.
         """
-        shared = self.params(0, rooms[0], grammar)
-        return [
-            shared.of_one(self.seed_of(choice), self.wanted_tokens(room)) for room in rooms for choice in range(self.n)
-        ]
-
-    def params(self, choice: int, room: int, grammar: Grammar = ANYTHING) -> SamplingParams:
-        """Return the engine's parameters for one of the n answers.
-
-        Args:
-            room: tokens that fit after the prompt.
-            grammar: `form`, compiled.
-        """
-        shared = {name: getattr(self, name) for name in SHARED}
-        return SamplingParams(
-            **shared,
-            seed=self.seed_of(choice),
-            max_tokens=self.wanted_tokens(room),
+        shared = SamplingParams(
+            **{name: getattr(self, name) for name in SHARED},
+            seed=self.seed,
+            max_tokens=self.wanted_tokens(rooms[0]),
             logprobs=self.wanted_logprobs,
             prompt_logprobs=self.wanted_prompt_logprobs,
             logit_bias=self.biases(),
             grammar=grammar,
         )
+        return [
+            shared.of_one(self.seed_of(choice), self.wanted_tokens(room)) for room in rooms for choice in range(self.n)
+        ]
 
 
 SHARED = (  # parameters that the engine has too
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "stop_token_ids",
-    "stop",
-    "include_stop_str_in_output",
-    "ignore_eos",
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("min_tokens", "stop_token_ids", "stop", "include_stop_str_in_output", "ignore_eos"),
 )
 
 
 class CompletionRequest(Sampling):
-    """POST /v1/completions: prompts to continue. echo: the prompt is part of the answer, with its logprobs."""
+    """POST /v1/completions: prompts to continue."""
 
     prompt: OneOrMorePrompts
     logprobs: Annotated[Whole, shown(minimum=0, maximum=MAX_LOGPROBS)] | None = None
-    echo: Flag = False
     suffix: Annotated[Text, only("")] = ""
 
     @cached_property
@@ -260,24 +234,9 @@ class CompletionRequest(Sampling):
         return several or [[one for one in self.prompt if isinstance(one, int)]]
 
     @property
-    def wants_echo(self) -> bool:
-        """`echo`."""
-        return self.echo
-
-    @property
-    def only_echo(self) -> bool:
-        """True to score the prompt and generate nothing. The engine generates one token, which is not shown."""
-        return self.echo and self.max_tokens == 0
-
-    @property
     def wanted_logprobs(self) -> int | None:
         """`logprobs`, which is the number."""
         return self.logprobs
-
-    @property
-    def wanted_prompt_logprobs(self) -> int | None:
-        """As many as for the answer, if the prompt is echoed."""
-        return self.logprobs if self.echo else None
 
     def wanted_tokens(self, room: int) -> int:
         """`max_tokens`, or 16."""

@@ -90,7 +90,7 @@ class Choice:
     def add(self, delta: TextDelta, wanted: Sampling, tokenizer: Tokenizer) -> str:
         """Take a delta and return its text, preceded by the prompt in the first one if the client wants an echo."""
         prompt_ids, opening = self.tokens.prompt_ids, ""
-        if wanted.wants_echo and not self.has_begun:
+        if wanted.echo and not self.has_begun:
             opening = tokenizer.text_of(prompt_ids)
             if wanted.wanted_prompt_logprobs is not None:
                 self.scored += zip(prompt_ids, [None, *delta.prompt_logprobs], strict=True)
@@ -160,7 +160,7 @@ class Reply:
                     said = self._read(choice, delta)
                     if any(said.values()) or choice.reason or self.tells_tokens:
                         yield await self._chunk(choice, said, choice.reason)
-            if self.wanted.include_usage:
+            if self.wanted.stream_options.include_usage:
                 yield await written(0, lambda: self._chunk_of([], self._usage()))
 
     def _read(self, choice: Choice, delta: TextDelta) -> JsonObject:
@@ -183,7 +183,11 @@ class Reply:
     def tells_tokens(self) -> bool:
         """True if every token gets a chunk, even one that completes no character."""
         wanted = self.wanted
-        return wanted.return_token_ids or wanted.continuous_usage or wanted.wanted_logprobs is not None
+        return (
+            wanted.return_token_ids
+            or wanted.stream_options.continuous_usage_stats
+            or wanted.wanted_logprobs is not None
+        )
 
     def _choice(self, choice: Choice, said: JsonObject, reason: str | None) -> JsonObject:
         tokens = choice.take_tokens(self.wanted, self.reply_format, self.tokenizer)
@@ -193,9 +197,13 @@ class Reply:
         return await written(self._num_logprobs(choice), lambda: self._chunk_of([self._choice(choice, said, reason)]))
 
     def _chunk_of(self, choices: list[JsonObject], used: JsonObject | None = None) -> JsonObject:
-        if self.wanted.continuous_usage:
+        if self.wanted.stream_options.continuous_usage_stats:
             used = used or self._usage()
-        asked = {"usage": used} if self.wanted.include_usage or self.wanted.continuous_usage else {}
+        asked = (
+            {"usage": used}
+            if self.wanted.stream_options.include_usage or self.wanted.stream_options.continuous_usage_stats
+            else {}
+        )
         return self._body(self.reply_format.chunk_kind, choices) | asked
 
     def _num_logprobs(self, choice: Choice) -> int:

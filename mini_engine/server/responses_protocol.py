@@ -22,7 +22,7 @@ from mini_engine.server.fields import (
     in_one_sentence,
     only,
 )
-from mini_engine.server.protocol import ChatRequest
+from mini_engine.server.protocol import ChatRequest, Labelled
 
 MAX_LABELS = 16
 SEND_ALL = "this server does not store responses; send the whole conversation in input"
@@ -108,11 +108,10 @@ class ResponseStreamOptions(Body):
     include_obfuscation: Flag = False
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(Labelled):
     """POST /v1/responses: a conversation to answer.
 
-    Accepted and ignored: store (nothing is), metadata, user, safety_identifier, prompt_cache_key, parallel_tool_calls,
-    request_id, reasoning, reasoning_effort, verbosity.
+    Accepted and ignored: store (nothing is), metadata, parallel_tool_calls, reasoning.
     Accepted only with a value that changes nothing: the rest from `background` on.
     """
 
@@ -121,35 +120,25 @@ class ResponsesRequest(Body):
         in_one_sentence('give a text, or a list of messages such as {"role": "user", "content": …}'),
         few_pieces,
     ]
-    model: Text | None = None
     instructions: Text | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
     temperature: Annotated[Number, between("temperature")] | None = None
     top_p: Annotated[Number, between("top_p")] | None = None
-    stream: Flag = False
     stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None
     store: Flag = False
     metadata: Annotated[
         dict[Text, Annotated[Text, Field(max_length=512)]], Field(max_length=MAX_LABELS), at_most(MAX_LABELS)
     ] = Field({})
-    user: Text | None = None
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
-    request_id: Text | None = None
     reasoning: Reasoning | None = None
-    reasoning_effort: Text | None = None
-    verbosity: Text | None = None
     parallel_tool_calls: Flag = True
     background: Annotated[Flag, only(False)] = False
     conversation: Annotated[Any, only(None, sentence=SEND_ALL)] = None
     include: Annotated[list[Text], Field(fail_fast=True), only([])] = Field([])
     previous_response_id: Annotated[Any, only(None, sentence=SEND_ALL)] = None
-    service_tier: Annotated[Text, only("auto", "default")] = "auto"
     tool_choice: Annotated[Text, only("auto", "none")] = "auto"
     tools: Annotated[list[Any], only([], sentence="tools are not supported here; use /v1/chat/completions")] = Field([])
     top_logprobs: Annotated[Whole, only(0)] = 0
-    cache_salt: Text | None = None
     truncation: Annotated[Text, only("disabled")] = "disabled"
 
     def prepare(self) -> None:

@@ -83,7 +83,7 @@ class Service:
         self.check_model(wanted.model)
         wanted = wanted.advised(self.limits.sampling)
         wanted = wanted.model_copy(update={"cache_salt": namespace(request.scope.get(TENANT), wanted.cache_salt)})
-        if wanted.stream_options is not None and not wanted.stream:
+        if "stream_options" in wanted.model_fields_set and not wanted.stream:
             raise ApiError(400, "stream_options is given without stream: true; give both", param="stream_options")
         if not wanted.stream:
             try:
