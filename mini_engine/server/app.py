@@ -23,7 +23,7 @@ from mini_engine.server.responses import ResponsesReply, TypedEvents
 from mini_engine.server.responses_protocol import ResponsesRequest
 from mini_engine.server.server_config import ServerConfig
 from mini_engine.server.service import Service
-from mini_engine.server.tool_calls import ToolChatFormat
+from mini_engine.server.tool_calls import CallReader
 
 CHUNKS = "Each event's `data` is a JSON chunk; the last one is `[DONE]`, or an error."
 TYPED = "Each event's `data` is a JSON object, whose `type` is the event's name."
@@ -85,14 +85,14 @@ def add_answers(app: FastAPI, service: Service) -> None:
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
         wanted = await service.bodies.read(request, CompletionRequest)
-        return await service.answer(partial(Reply, CompletionFormat()), wanted, request)
+        return await service.answer(partial(Reply, CompletionFormat), wanted, request)
 
     @app.post("/v1/chat/completions", responses=gives(Chat, CHUNKS), openapi_extra=takes(ChatRequest))
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
         wanted = await service.bodies.read(request, ChatRequest)
         form = wanted.form
-        shape = ToolChatFormat(form.may_say) if form is not None and form.functions else ChatFormat()
+        shape = partial(CallReader, form.may_say) if form is not None and form.functions else ChatFormat
         return await service.answer(partial(Reply, shape), wanted, request)
 
     @app.post("/v1/responses", responses=gives(ResponseAnswer, TYPED), openapi_extra=takes(ResponsesRequest))

@@ -7,7 +7,8 @@ from pydantic_core import PydanticCustomError
 
 from mini_engine.errors import UserError
 from mini_engine.server.bodies import MAX_VALUES, num_values
-from mini_engine.server.fields import Body, Flag, Shown, Text, in_one_sentence
+from mini_engine.server.fields import Body, Flag, Nothing, Shown, Text, in_one_sentence
+from mini_engine.server.json_text import JsonObject
 from mini_engine.server.output_forms import OutputForm
 from mini_engine.text.prompts import SILENT
 
@@ -15,7 +16,6 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 256
 MAX_TOOLS = 128
 MAX_PIECES = 4096  # parts and calls of all messages together
-JsonObject = dict[str, Any]
 Name = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 NAMED = 'give "none", "auto", "required", or {"type": "function", "function": {"name": …}}'
 
@@ -37,7 +37,7 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: Text
-    cache_control: JsonObject = Field(default_factory=dict)
+    cache_control: JsonObject = Field({})
 
 
 class FunctionCall(Body):
@@ -63,8 +63,7 @@ class Message(Shown):
     """One turn of a conversation.
 
     The checkpoint's template sees all of it, including keys that are not named here. A reasoning model's thoughts
-    before
-    its answer are in `reasoning_content` or `reasoning`. Accepted and ignored: cache_control.
+    before its answer are in `reasoning_content` or `reasoning`. Accepted and ignored: cache_control.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -74,14 +73,14 @@ class Message(Shown):
         Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)],
         in_one_sentence('give a text, or a list of {"type": "text", "text": …}'),
     ] = ""
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field([])
     tool_call_id: Text | None = None
     name: Text | None = None
     refusal: Text | None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    annotations: Nothing = Field([])
     reasoning_content: Text | None = None
     reasoning: Text | None = None
-    cache_control: JsonObject = Field(default_factory=dict)
+    cache_control: JsonObject = Field({})
 
     @model_validator(mode="after")
     def check_content(self) -> "Message":
@@ -104,6 +103,11 @@ def few_values(messages: list[Message]) -> list[Message]:
     return messages
 
 
+Messages = Annotated[
+    list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), few_values, few_pieces
+]
+
+
 class Function(Shown):
     """A function that the model may call. `parameters` is always enforced, with or without `strict`."""
 
@@ -118,12 +122,15 @@ class Tool(Shown):
 
     type: Literal["function"]
     function: Function
-    cache_control: JsonObject = Field(default_factory=dict)
+    cache_control: JsonObject = Field({})
 
     @property
     def for_template(self) -> JsonObject:
         """Return the tool as the client describes it."""
         return super().for_template | {"function": self.function.for_template}
+
+
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 class FunctionName(Body):
@@ -166,11 +173,10 @@ class ResponseFormat(Body):
     @property
     def forms(self) -> list[OutputForm]:
         """Return the required output form, or an empty list for any text."""
-        match self.type:
-            case "text":
-                return []
-            case "json_object":
-                return [OutputForm(self.object_schema, param=self.param)]
+        if self.type == "text":
+            return []
+        if self.type == "json_object":
+            return [OutputForm(self.object_schema, param=self.param)]
         if self.json_schema is None:
             raise UserError("response_format of type json_schema needs json_schema: {name, schema}", param=self.param)
         return [OutputForm(self.json_schema.content, param=self.param)]

@@ -1,15 +1,13 @@
 """Lesson 7. /openapi.json: the routes' requests and responses. They read and write by hand, so FastAPI cannot know."""
 
 from collections.abc import Callable
-from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from mini_engine.server.answer_models import Error
-
-JsonObject = dict[str, Any]
+from mini_engine.server.json_text import JsonObject
 
 REFUSALS = {
     400: "The request is invalid; the message says why, `param` says where.",

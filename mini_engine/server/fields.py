@@ -26,8 +26,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, core_schema
 
 from mini_engine.engine.sampling_params import MAX_BIAS, NUMBERS
-
-JsonObject = dict[str, Any]
+from mini_engine.server.json_text import JsonObject
 
 MAX_STOPS = 16
 MAX_IDS = 1024  # stop ids and biases, which are checked one by one
@@ -66,6 +65,7 @@ Whole = Annotated[int, Strict()]
 Number = Annotated[float, Strict()]
 Flag = Annotated[bool, Strict()]
 Text = Annotated[str, Strict(), AfterValidator(of_whole_characters)]
+Nothing = Annotated[list[Any], Field(max_length=0)]
 Ids = Annotated[list[Whole], Field(fail_fast=True)]
 StopIds = Annotated[list[Whole], Field(fail_fast=True, max_length=MAX_IDS)]
 Stop = Annotated[

@@ -7,14 +7,14 @@ loop gets its turn.
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from mini_engine.server.errors import ApiError
 
 LARGE = 4096  # log probabilities; fewer take a few milliseconds
 PIECE = 256  # entries of a list
 
-Made = TypeVar("Made")
+JsonObject = dict[str, Any]
 
 
 def to_json(data: Any) -> str:

@@ -12,7 +12,7 @@ it runs out of tokens.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,7 +55,7 @@ class OutputForm:
     may_say: bool = True
     several: bool = False
     regex: str | None = None
-    choices: tuple[str, ...] = ()
+    choices: Sequence[str] = ()
     param: str = "response_format"
 
     def check(self) -> None:

@@ -15,17 +15,7 @@ from mini_engine.checkpoint.generation import SamplingDefaults
 from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.sampling_params import FRESH_SEED, MAX_LOGPROBS, MAX_SEED, MIN_SEED, SamplingParams
 from mini_engine.errors import UserError
-from mini_engine.server.chat_protocol import (
-    MAX_MESSAGES,
-    MAX_TOOLS,
-    JsonObject,
-    Message,
-    ResponseFormat,
-    Tool,
-    ToolChoice,
-    few_pieces,
-    few_values,
-)
+from mini_engine.server.chat_protocol import Messages, ResponseFormat, ToolChoice, Tools
 from mini_engine.server.fields import (
     MAX_IDS,
     TOKEN_ID,
@@ -44,6 +34,7 @@ from mini_engine.server.fields import (
     only,
     shown,
 )
+from mini_engine.server.json_text import JsonObject
 from mini_engine.server.output_forms import OutputForm
 from mini_engine.server.structured_outputs import Guided, one_form
 
@@ -252,13 +243,11 @@ class ChatRequest(Sampling):
     Accepted only with a value that changes nothing: modalities, and vLLM's echo.
     """
 
-    messages: Annotated[
-        list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), few_values, few_pieces
-    ]
+    messages: Messages
     max_completion_tokens: Whole | None = None
     logprobs: Flag = False
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field([])
+    tools: Tools = Field([])
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Flag = True
     modalities: Annotated[list[Text], Field(fail_fast=True), only(["text"])] = Field(["text"])

@@ -2,22 +2,19 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
-from typing import Any
 
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.jobs import Answers
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.server.errors import ApiError
-from mini_engine.server.json_text import written
+from mini_engine.server.json_text import JsonObject, written
 from mini_engine.server.protocol import Sampling
 from mini_engine.server.reply_formats import ReplyFormat, TokenLogprob, token_text
 from mini_engine.text.tokenizer import Tokenizer
-
-JsonObject = dict[str, Any]
 
 
 @dataclass
@@ -73,14 +70,14 @@ def finish_reason(delta: TextDelta) -> str | None:
 class Choice:
     """One of a reply's answers, as far as its deltas have been read.
 
-    reader: takes its text and returns the parts to show.
+    shape: takes its text and returns the parts to show.
     scored: tokens with logprobs that have not been sent yet; an echoed prompt's come first.
     num_sent, offset: tokens of the answer, and characters of those with logprobs, that have been sent.
     """
 
     index: int
     tokens: AnswerTokens
-    reader: Any
+    shape: ReplyFormat
     reason: str | None = None
     scored: list[tuple[int, TokenLogprobs | None]] = field(default_factory=list)
     num_sent: int = 0
@@ -100,14 +97,14 @@ class Choice:
             self.scored += zip(delta.token_ids, delta.logprobs, strict=True)
         return opening + delta.text
 
-    def take_tokens(self, wanted: Sampling, reply_format: ReplyFormat, tokenizer: Tokenizer) -> JsonObject:
+    def take_tokens(self, wanted: Sampling, tokenizer: Tokenizer) -> JsonObject:
         """Return the unsent tokens: their ids and logprobs, if the client asked for them."""
         token_ids = self.tokens.output_ids[self.num_sent :]
         self.num_sent += len(token_ids)
         found: JsonObject = {"logprobs": None}
         if wanted.wanted_logprobs is not None:
             scored, self.scored = self.scored, []
-            found["logprobs"] = reply_format.logprobs([self._next(*one, tokenizer) for one in scored], tokenizer)
+            found["logprobs"] = self.shape.logprobs([self._next(*one, tokenizer) for one in scored], tokenizer)
         return found | ({"token_ids": token_ids} if wanted.return_token_ids else {})
 
     def _next(self, token_id: int, logprobs: TokenLogprobs | None, tokenizer: Tokenizer) -> TokenLogprob:
@@ -119,20 +116,19 @@ class Reply:
     """One HTTP response being written: `whole`, or in `chunks`.
 
     Args:
-        reply_format: the shape of completions or of chats.
+        shape: makes the shape of one answer, of completions or of chats.
         wanted: the client's request.
         model: the model's name.
         answers: `wanted.n` for each prompt.
     """
 
-    def __init__(self, reply_format: ReplyFormat, wanted: Sampling, model: str, answers: Answers) -> None:
-        self.reply_format, self.wanted, self.answers = reply_format, wanted, answers
+    def __init__(self, shape: Callable[[], ReplyFormat], wanted: Sampling, model: str, answers: Answers) -> None:
+        self.wanted, self.answers = wanted, answers
         self.tokenizer = answers.tokenizer
-        self.choices = [
-            Choice(index, AnswerTokens(job.prompt_ids), reply_format.reader()) for index, job in enumerate(answers.jobs)
-        ]
+        self.choices = [Choice(i, AnswerTokens(job.prompt_ids), shape()) for i, job in enumerate(answers.jobs)]
+        self.shape = self.choices[0].shape
         self.head = {
-            "id": f"{reply_format.id_prefix}-{secrets.token_hex(12)}",
+            "id": f"{self.shape.id_prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": model,
         }
@@ -145,13 +141,13 @@ class Reply:
         return await written(sum(map(self._num_logprobs, self.choices)), self._whole)
 
     def _whole(self) -> JsonObject:
-        choices = [self._choice(choice, choice.reader.message, choice.reason) for choice in self.choices]
-        return self._body(self.reply_format.kind, choices) | {"usage": self._usage()}
+        choices = [self._choice(choice, choice.shape.message, choice.reason) for choice in self.choices]
+        return self._body(self.shape.kind, choices) | {"usage": self._usage()}
 
     async def chunks(self) -> AsyncGenerator[str, None]:
         """The response in chunks of JSON. ApiError if an answer fails."""
         with closing(self.answers):
-            if (opening := self.reply_format.opening) is not None:
+            if (opening := self.shape.opening) is not None:
                 for choice in self.choices:
                     yield await self._chunk(choice, opening)
             async with aclosing(self.answers.__aiter__()) as deltas:
@@ -171,8 +167,8 @@ class Reply:
         if self.wanted.only_echo:  # the token was generated only to score the prompt: neither shown nor counted
             delta = delta._replace(text="", token_ids=[], logprobs=())
         text = choice.add(delta, self.wanted, self.tokenizer)
-        said = choice.reader.push(text, reason is not None, reason == FinishReason.LENGTH)
-        choice.reason = choice.reader.reason(reason)
+        said = choice.shape.push(text, reason is not None, reason == FinishReason.LENGTH)
+        choice.reason = choice.shape.reason(reason)
         return said
 
     def _usage(self) -> JsonObject:
@@ -190,7 +186,7 @@ class Reply:
         )
 
     def _choice(self, choice: Choice, said: JsonObject, reason: str | None) -> JsonObject:
-        tokens = choice.take_tokens(self.wanted, self.reply_format, self.tokenizer)
+        tokens = choice.take_tokens(self.wanted, self.tokenizer)
         return {"index": choice.index, **said, **tokens, "finish_reason": reason}
 
     async def _chunk(self, choice: Choice, said: JsonObject, reason: str | None = None) -> str:
@@ -204,7 +200,7 @@ class Reply:
             if self.wanted.stream_options.include_usage or self.wanted.stream_options.continuous_usage_stats
             else {}
         )
-        return self._body(self.reply_format.chunk_kind, choices) | asked
+        return self._body(self.shape.chunk_kind, choices) | asked
 
     def _num_logprobs(self, choice: Choice) -> int:
         """Return the number of unsent log probabilities of a choice."""

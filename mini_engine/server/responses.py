@@ -16,13 +16,11 @@ from starlette.types import Send
 from mini_engine.engine.jobs import Answers
 from mini_engine.engine.request import FinishReason
 from mini_engine.server.errors import ApiError
-from mini_engine.server.json_text import to_json
+from mini_engine.server.json_text import JsonObject, to_json
 from mini_engine.server.protocol import Sampling
 from mini_engine.server.reply import AnswerTokens, finish_reason, usage
 from mini_engine.server.responses_protocol import ResponsesRequest, TextOptions
 from mini_engine.server.sse import EventStream, event
-
-JsonObject = dict[str, Any]
 
 ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "tool_choice", "tools")
 INCOMPLETE = {"length": {"reason": "max_output_tokens"}}

@@ -13,7 +13,7 @@ from mini_engine.server.chat_protocol import MAX_MESSAGES, MAX_PARTS, JsonSchema
 from mini_engine.server.fields import (
     Body,
     Flag,
-    JsonObject,
+    Nothing,
     Number,
     Text,
     Whole,
@@ -22,6 +22,7 @@ from mini_engine.server.fields import (
     in_one_sentence,
     only,
 )
+from mini_engine.server.json_text import JsonObject
 from mini_engine.server.protocol import ChatRequest, Labelled
 
 MAX_LABELS = 16
@@ -33,8 +34,8 @@ class TextItem(Body):
 
     type: Literal["input_text", "output_text"]
     text: Text
-    annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
-    logprobs: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    annotations: Nothing = Field([])
+    logprobs: Nothing = Field([])
 
 
 class MessageItem(Body):

@@ -7,7 +7,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mini_engine.errors import UserError
-from mini_engine.server.fields import Body, Flag, JsonObject, Text, in_one_sentence, of_whole_characters, only
+from mini_engine.server.fields import Body, Flag, Text, in_one_sentence, of_whole_characters, only
+from mini_engine.server.json_text import JsonObject
 from mini_engine.server.output_forms import OutputForm
 from mini_engine.server.schemas import MAX_CHARACTERS
 
@@ -64,13 +65,10 @@ class StructuredOutputs(Body):
             raise PydanticCustomError("forms", "give one of json, json_object (true), regex and choice")
         return self
 
-    def form(self, param: str) -> OutputForm:
-        """Return the form. param: the request's parameter that asks for it."""
-        if self.json_object:
-            return OutputForm({"type": "object"}, param=param)
-        if self.content is not None:
-            return OutputForm(self.content, param=param)
-        return OutputForm(regex=self.regex, choices=tuple(self.choice or ()), param=param)
+    def form(self) -> OutputForm:
+        """Return the form."""
+        schema = {"type": "object"} if self.json_object else self.content
+        return OutputForm(schema, regex=self.regex, choices=self.choice or (), param="structured_outputs")
 
 
 class Guided(Body):
@@ -89,15 +87,12 @@ class Guided(Body):
     @property
     def forms(self) -> list[OutputForm]:
         """Return the forms that these parameters ask for. More than one is an error; see `one_form`."""
-        newer = self.structured_outputs
-        found = [] if newer is None else [newer.form("structured_outputs")]
-        if self.guided_json is not None:
-            found.append(OutputForm(self.guided_json, param="guided_json"))
-        if self.guided_regex is not None:
-            found.append(OutputForm(regex=self.guided_regex, param="guided_regex"))
-        if self.guided_choice is not None:
-            found.append(OutputForm(choices=tuple(self.guided_choice), param="guided_choice"))
-        return found
+        found = [
+            OutputForm(**{kind: given}, param=f"guided_{name}")
+            for kind, name in (("schema", "json"), ("regex", "regex"), ("choices", "choice"))
+            if (given := getattr(self, f"guided_{name}")) is not None
+        ]
+        return [self.structured_outputs.form(), *found] if self.structured_outputs else found
 
 
 def one_form(forms: list[OutputForm]) -> OutputForm | None:
