@@ -6,10 +6,10 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from pydantic_core import PydanticCustomError
 
 from mini_engine.errors import UserError
+from mini_engine.grammars.output_forms import OutputForm
 from mini_engine.server.bodies import MAX_VALUES, num_values
 from mini_engine.server.fields import Body, Flag, Nothing, Shown, Text, in_one_sentence
 from mini_engine.server.json_text import JsonObject
-from mini_engine.server.output_forms import OutputForm
 from mini_engine.text.prompts import SILENT
 
 MAX_MESSAGES = 4096

@@ -15,6 +15,7 @@ from mini_engine.checkpoint.generation import SamplingDefaults
 from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.sampling_params import FRESH_SEED, MAX_LOGPROBS, MAX_SEED, MIN_SEED, SamplingParams
 from mini_engine.errors import UserError
+from mini_engine.grammars.output_forms import OutputForm
 from mini_engine.server.chat_protocol import Messages, ResponseFormat, ToolChoice, Tools
 from mini_engine.server.fields import (
     MAX_IDS,
@@ -35,7 +36,6 @@ from mini_engine.server.fields import (
     shown,
 )
 from mini_engine.server.json_text import JsonObject
-from mini_engine.server.output_forms import OutputForm
 from mini_engine.server.structured_outputs import Guided, one_form
 
 MAX_N = 16

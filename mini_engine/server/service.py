@@ -15,12 +15,12 @@ from mini_engine.engine.jobs import Answers, Job
 from mini_engine.engine.turns import in_turn
 from mini_engine.engine.worker import ModelLimits
 from mini_engine.errors import TooLong
+from mini_engine.grammars.compiler import GrammarCompiler
+from mini_engine.grammars.output_forms import OutputForm
 from mini_engine.server.bodies import BodyReader
 from mini_engine.server.disconnect import CLIENT_CLOSED, ClientGone, unless_gone
 from mini_engine.server.errors import ApiError
-from mini_engine.server.grammars import GrammarCompiler
 from mini_engine.server.middleware import TENANT
-from mini_engine.server.output_forms import OutputForm
 from mini_engine.server.protocol import Sampling
 from mini_engine.server.reply import Reply
 from mini_engine.server.responses import ResponsesReply

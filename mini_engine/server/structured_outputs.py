@@ -7,10 +7,10 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mini_engine.errors import UserError
+from mini_engine.grammars.output_forms import OutputForm
+from mini_engine.grammars.schemas import MAX_CHARACTERS
 from mini_engine.server.fields import Body, Flag, Text, in_one_sentence, of_whole_characters, only
 from mini_engine.server.json_text import JsonObject
-from mini_engine.server.output_forms import OutputForm
-from mini_engine.server.schemas import MAX_CHARACTERS
 
 MAX_CHOICES = 1024
 MAX_WRITTEN = 4 * MAX_CHARACTERS  # characters of a schema that comes as a string, which may be indented

@@ -4,8 +4,8 @@ import json
 import re
 import secrets
 
+from mini_engine.grammars.output_forms import CALL_END, OPEN
 from mini_engine.server.json_text import JsonObject
-from mini_engine.server.output_forms import CALL_END, OPEN
 from mini_engine.server.reply_formats import ChatFormat
 
 HEAD = f'{OPEN}\n{{"name": "'

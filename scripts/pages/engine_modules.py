@@ -60,6 +60,7 @@ LAYERS = (
             "engine",
             "engine_config",
             "gpu",
+            "grammars",
             "handover",
             "hybrid",
             "ranks",

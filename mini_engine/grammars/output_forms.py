@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mini_engine.errors import UserError
-from mini_engine.server.schemas import check_schema, closed, named
-from mini_engine.server.tool_schemas import ANY_OBJECT, bounded, of_object
+from mini_engine.grammars.schemas import check_schema, closed, named
+from mini_engine.grammars.tool_schemas import ANY_OBJECT, bounded, of_object
 from mini_engine.text.tool_messages import CALL_MARKS
 
 JsonObject = dict[str, Any]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mini_engine.errors import UserError
-from mini_engine.server.schemas import NOTES, check_parts, check_schema, holds_schemas, mapped, without_notes
+from mini_engine.grammars.schemas import NOTES, check_parts, check_schema, holds_schemas, mapped, without_notes
 
 JsonObject = dict[str, Any]
 
