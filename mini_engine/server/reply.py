@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.jobs import Answers
 from mini_engine.engine.request import FinishReason
-from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.server.errors import ApiError
 from mini_engine.server.json_text import JsonObject, written
 from mini_engine.server.protocol import Sampling
-from mini_engine.server.reply_formats import ReplyFormat, TokenLogprob, token_text
+from mini_engine.server.reply_formats import ReplyFormat, Scored
 from mini_engine.text.tokenizer import Tokenizer
 
 
@@ -72,16 +71,15 @@ class Choice:
 
     shape: takes its text and returns the parts to show.
     scored: tokens with logprobs that have not been sent yet; an echoed prompt's come first.
-    num_sent, offset: tokens of the answer, and characters of those with logprobs, that have been sent.
+    num_sent: tokens of the answer that have been sent.
     """
 
     index: int
     tokens: AnswerTokens
     shape: ReplyFormat
     reason: str | None = None
-    scored: list[tuple[int, TokenLogprobs | None]] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
     num_sent: int = 0
-    offset: int = 0
     has_begun: bool = False
 
     def add(self, delta: TextDelta, wanted: Sampling, tokenizer: Tokenizer) -> str:
@@ -103,13 +101,9 @@ class Choice:
         self.num_sent += len(token_ids)
         found: JsonObject = {"logprobs": None}
         if wanted.wanted_logprobs is not None:
-            scored, self.scored = self.scored, []
-            found["logprobs"] = self.shape.logprobs([self._next(*one, tokenizer) for one in scored], tokenizer)
+            found["logprobs"] = self.shape.logprobs(self.scored, tokenizer)
+            self.scored = []
         return found | ({"token_ids": token_ids} if wanted.return_token_ids else {})
-
-    def _next(self, token_id: int, logprobs: TokenLogprobs | None, tokenizer: Tokenizer) -> TokenLogprob:
-        offset, self.offset = self.offset, self.offset + len(token_text(token_id, tokenizer))
-        return TokenLogprob(token_id, logprobs, offset)
 
 
 class Reply:

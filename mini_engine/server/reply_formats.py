@@ -1,22 +1,14 @@
 """Lesson 7. The two reply formats of OpenAI's API: completions and chats."""
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from itertools import accumulate
+from typing import ClassVar
 
 from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.server.json_text import JsonObject
 from mini_engine.text.tokenizer import Tokenizer
 
-
-class TokenLogprob(NamedTuple):
-    """One token of an answer with its logprobs. `offset`: the characters of the answer before it.
-
-    logprobs: None for a prompt's first token, which has no prediction.
-    """
-
-    token_id: int
-    logprobs: TokenLogprobs | None
-    offset: int
+Scored = tuple[int, TokenLogprobs | None]  # a token id with its logprobs; a prompt's first token has none
 
 
 class ReplyFormat:
@@ -24,7 +16,7 @@ class ReplyFormat:
 
     Attributes:
         opening: the first chunk of a stream, or None.
-        text: what has been shown so far.
+        text: what has been shown so far. offset: characters of the tokens with logprobs so far.
     """
 
     kind: str
@@ -34,6 +26,7 @@ class ReplyFormat:
 
     def __init__(self) -> None:
         self.text = ""
+        self.offset = 0
 
     def push(self, text: str, ended: bool = False, cut: bool = False) -> JsonObject:
         """Take the answer's next text; return its addition to the answer, for a chunk.
@@ -52,9 +45,8 @@ class ReplyFormat:
         """Return the finish reason."""
         return reason
 
-    @staticmethod
-    def logprobs(tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> JsonObject:
-        """Return the log probabilities of these tokens."""
+    def logprobs(self, scored: Sequence[Scored], tokenizer: Tokenizer) -> JsonObject:
+        """Return the log probabilities of the next tokens."""
         raise NotImplementedError
 
 
@@ -74,18 +66,18 @@ class CompletionFormat(ReplyFormat):
         """The text."""
         return {"text": self.text}
 
-    @staticmethod
-    def logprobs(tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> JsonObject:
+    def logprobs(self, scored: Sequence[Scored], tokenizer: Tokenizer) -> JsonObject:
         """Return four lists with an entry for each token. Alternatives, by text, include the chosen token."""
-        texts = [token_text(token.token_id, tokenizer) for token in tokens]
+        texts = [token_text(token_id, tokenizer) for token_id, _ in scored]
+        *offsets, self.offset = accumulate(map(len, texts), initial=self.offset)
+        logprobs = [found for _, found in scored]
         return {
             "tokens": texts,
-            "token_logprobs": [token.logprobs and token.logprobs.chosen for token in tokens],
+            "token_logprobs": [found and found.chosen for found in logprobs],
             "top_logprobs": [
-                token.logprobs and best_by_text(text, token.logprobs, tokenizer)
-                for text, token in zip(texts, tokens, strict=True)
+                found and best_by_text(text, found, tokenizer) for text, found in zip(texts, logprobs, strict=True)
             ],
-            "text_offset": [token.offset for token in tokens],
+            "text_offset": offsets,
         }
 
 
@@ -106,15 +98,14 @@ class ChatFormat(ReplyFormat):
         """The assistant's turn."""
         return {"message": {"role": "assistant", "content": self.text}}
 
-    @staticmethod
-    def logprobs(tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> JsonObject:
+    def logprobs(self, scored: Sequence[Scored], tokenizer: Tokenizer) -> JsonObject:
         """Return a list with an entry for each token, with its bytes, since a token may not be whole characters."""
         return {
             "content": [
-                chat_token(token.token_id, token.logprobs.chosen, tokenizer)
-                | {"top_logprobs": [chat_token(other, value, tokenizer) for other, value in token.logprobs.top]}
-                for token in tokens
-                if token.logprobs is not None
+                chat_token(token_id, found.chosen, tokenizer)
+                | {"top_logprobs": [chat_token(other, value, tokenizer) for other, value in found.top]}
+                for token_id, found in scored
+                if found is not None
             ]
         }
 
