@@ -10,13 +10,14 @@ from starlette.types import Receive, Scope, Send
 
 from mini_engine.engine.worker import EngineWorker
 from mini_engine.server.answer_models import Chat, Completion, Health, ModelCard, ModelList, ResponseAnswer
+from mini_engine.server.chat_protocol import ChatRequest
 from mini_engine.server.description import describe, gives, refusals, takes
 from mini_engine.server.errors import install_handlers
 from mini_engine.server.hardening.traffic import Traffic
 from mini_engine.server.hardening.wrapping import harden
 from mini_engine.server.metrics import Metrics
 from mini_engine.server.middleware import OURS, Drain
-from mini_engine.server.protocol import ChatRequest, CompletionRequest
+from mini_engine.server.protocol import CompletionRequest
 from mini_engine.server.reply import Reply
 from mini_engine.server.reply_formats import ChatFormat, CompletionFormat
 from mini_engine.server.responses import ResponsesReply, TypedEvents

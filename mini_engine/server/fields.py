@@ -65,6 +65,7 @@ Whole = Annotated[int, Strict()]
 Number = Annotated[float, Strict()]
 Flag = Annotated[bool, Strict()]
 Text = Annotated[str, Strict(), AfterValidator(of_whole_characters)]
+Name = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Nothing = Annotated[list[Any], Field(max_length=0)]
 Ids = Annotated[list[Whole], Field(fail_fast=True)]
 StopIds = Annotated[list[Whole], Field(fail_fast=True, max_length=MAX_IDS)]
@@ -84,14 +85,18 @@ def between(name: str) -> Any:
     return shown(minimum=NUMBERS[name].least, maximum=NUMBERS[name].most)
 
 
+def too_many(count: int, things: str, most: int) -> PydanticCustomError:
+    """Return the error for more than `most` things."""
+    context = {"count": count, "things": things, "most": most}
+    return PydanticCustomError("too_long", "{count} {things}, more than {most}", context)
+
+
 def at_most(most: int) -> Any:
     """Refuse a dict of more entries before any of them is validated."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > most:
-            raise PydanticCustomError(
-                "too_long", "{count} entries, more than {most}", {"count": len(value), "most": most}
-            )
+            raise too_many(len(value), "entries", most)
         return value
 
     return BeforeValidator(check)

@@ -5,7 +5,6 @@ return_token_ids, include_stop_str_in_output, structured_outputs.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, NamedTuple, Self
 
@@ -15,8 +14,6 @@ from mini_engine.checkpoint.generation import SamplingDefaults
 from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.sampling_params import FRESH_SEED, MAX_LOGPROBS, MAX_SEED, MIN_SEED, SamplingParams
 from mini_engine.errors import UserError
-from mini_engine.grammars.output_forms import OutputForm
-from mini_engine.server.chat_protocol import Messages, ResponseFormat, ToolChoice, Tools
 from mini_engine.server.fields import (
     MAX_IDS,
     TOKEN_ID,
@@ -36,7 +33,7 @@ from mini_engine.server.fields import (
     shown,
 )
 from mini_engine.server.json_text import JsonObject
-from mini_engine.server.structured_outputs import Guided, one_form
+from mini_engine.server.structured_outputs import Guided
 
 MAX_N = 16
 MAX_PROMPTS = 64
@@ -123,7 +120,6 @@ class Sampling(Labelled, Guided):
     echo: Flag = False
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: Flag = False
-    response_format: ResponseFormat | None = None
     metadata: JsonObject = Field({})
     store: Annotated[Flag, only(False)] = False
     best_of: Annotated[Whole, only(1)] = 1
@@ -145,11 +141,6 @@ class Sampling(Labelled, Guided):
     def prompts(self) -> Sequence[Prompt]:
         """The prompts: texts, token ids or conversations."""
         raise NotImplementedError
-
-    @property
-    def form(self) -> OutputForm | None:
-        """Return the required output form; None for any text."""
-        return one_form([*(self.response_format.forms if self.response_format else []), *self.forms])
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -234,67 +225,3 @@ class CompletionRequest(Sampling):
         if self.only_echo:
             return 1
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-
-
-class ChatRequest(Sampling):
-    """POST /v1/chat/completions: a conversation to answer.
-
-    chat_template_kwargs: more variables for the template, such as enable_thinking; the name is vLLM's.
-    Accepted only with a value that changes nothing: modalities, and vLLM's echo.
-    """
-
-    messages: Messages
-    max_completion_tokens: Whole | None = None
-    logprobs: Flag = False
-    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: Tools = Field([])
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: Flag = True
-    modalities: Annotated[list[Text], Field(fail_fast=True), only(["text"])] = Field(["text"])
-    echo: Annotated[Flag, only(False)] = False
-    chat_template_kwargs: JsonObject = Field({})
-
-    @cached_property
-    def prompts(self) -> Sequence[Prompt]:
-        """The one conversation. Tools that must not be called are not described."""
-        tools = [] if self.tool_choice == "none" else [tool.for_template for tool in self.tools]
-        messages = [message.for_template for message in self.messages]
-        return [Conversation(messages, tools, self.chat_template_kwargs)]
-
-    @property
-    def form(self) -> OutputForm | None:
-        """Return the output form that response_format or similar parameters, tools and tool_choice ask for."""
-        said = super().form
-        functions = {tool.function.name: tool.function.parameters for tool in self.tools}
-        if len(functions) < len(self.tools):
-            raise UserError("two tools have the same name; give each its own", param="tools")
-        choice = "none" if self.tool_choice in ("auto", None) and not functions else self.tool_choice or "auto"
-        if not isinstance(choice, str):
-            if choice.function.name not in functions:
-                raise UserError(
-                    f"tool_choice names {choice.function.name!r}, which is not in tools", param="tool_choice"
-                )
-            functions = {choice.function.name: functions[choice.function.name]}
-        if choice != "none" and not functions:
-            raise UserError("tool_choice is given without tools; give both", param="tool_choice")
-        if choice == "none":
-            return said
-        several = self.parallel_tool_calls and isinstance(choice, str)
-        return replace(said or OutputForm(), functions=functions, may_say=choice == "auto", several=several)
-
-    @property
-    def wanted_logprobs(self) -> int | None:
-        """`top_logprobs`, if `logprobs` is true."""
-        if self.top_logprobs and not self.logprobs:
-            raise UserError("top_logprobs is given without logprobs: true; give both", param="top_logprobs")
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    def wanted_tokens(self, room: int) -> int:
-        """Return `max_completion_tokens`, or `max_tokens`, its older name, or the suggested number, or `room`."""
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise UserError(
-                "max_tokens and max_completion_tokens mean the same; give one of them",
-                param="max_tokens",
-            )
-        given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return max(1, min(room, self._longest or room)) if given is None else given

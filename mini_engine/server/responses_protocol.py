@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from mini_engine.server.chat_protocol import MAX_MESSAGES, MAX_PARTS, JsonSchema, ResponseFormat, few_pieces
+from mini_engine.server.chat_protocol import MAX_MESSAGES, MAX_PARTS, ChatRequest, few_pieces
 from mini_engine.server.fields import (
     Body,
     Flag,
@@ -23,7 +23,8 @@ from mini_engine.server.fields import (
     only,
 )
 from mini_engine.server.json_text import JsonObject
-from mini_engine.server.protocol import ChatRequest, Labelled
+from mini_engine.server.protocol import Labelled
+from mini_engine.server.structured_outputs import JsonSchema, ResponseFormat
 
 MAX_LABELS = 16
 SEND_ALL = "this server does not store responses; send the whole conversation in input"

@@ -10,8 +10,9 @@ from mini_engine.engine.jobs import Job
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.server.chat_protocol import ChatRequest
 from mini_engine.server.errors import ApiError
-from mini_engine.server.protocol import ChatRequest, CompletionRequest
+from mini_engine.server.protocol import CompletionRequest
 from mini_engine.server.reply import AnswerTokens, Reply, finish_reason, usage
 from mini_engine.server.reply_formats import ChatFormat, CompletionFormat
 from tests.l7.service import flat, tokenizer

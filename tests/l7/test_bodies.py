@@ -13,10 +13,10 @@ from mini_engine.checkpoint.generation import SamplingDefaults
 from mini_engine.engine import sampling_params
 from mini_engine.errors import UserError
 from mini_engine.server import bodies
-from mini_engine.server.chat_protocol import Message
+from mini_engine.server.chat_protocol import ChatRequest, Message
 from mini_engine.server.errors import ApiError, as_api_error
 from mini_engine.server.fields import Ids, StopIds
-from mini_engine.server.protocol import ChatRequest, CompletionRequest
+from mini_engine.server.protocol import CompletionRequest
 from mini_engine.server.responses_protocol import ResponsesRequest
 from mini_engine.server.server_config import ServerConfig
 from tests.l7.service import PATIENCE, Service

@@ -10,8 +10,9 @@ from starlette.exceptions import HTTPException
 from mini_engine.engine.worker import EngineStopped, QueueFull
 from mini_engine.errors import UserError
 from mini_engine.server import errors
+from mini_engine.server.chat_protocol import ChatRequest
 from mini_engine.server.errors import ApiError, as_api_error, refusal
-from mini_engine.server.protocol import ChatRequest, CompletionRequest
+from mini_engine.server.protocol import CompletionRequest
 from tests.l7.service import Service
 
 ALL = {"prompt": "one", "max_tokens": 1}

@@ -3,7 +3,7 @@
 import pytest
 
 from mini_engine.checkpoint.generation import SamplingDefaults
-from mini_engine.server.protocol import ChatRequest
+from mini_engine.server.chat_protocol import ChatRequest
 from tests.l7.service import Service, tokenizer
 from tests.support import random_model
 
