@@ -114,11 +114,15 @@ class Reply:
         wanted: the client's request.
         model: the model's name.
         answers: `wanted.n` for each prompt.
+
+    Attributes:
+        counts: every chunk has the usage so far.
     """
 
     def __init__(self, shape: Callable[[], ReplyFormat], wanted: Sampling, model: str, answers: Answers) -> None:
         self.wanted, self.answers = wanted, answers
         self.tokenizer = answers.tokenizer
+        self.counts = wanted.stream_options.continuous_usage_stats
         self.choices = [Choice(i, AnswerTokens(job.prompt_ids), shape()) for i, job in enumerate(answers.jobs)]
         self.shape = self.choices[0].shape
         self.head = {
@@ -136,7 +140,7 @@ class Reply:
 
     def _whole(self) -> JsonObject:
         choices = [self._choice(choice, choice.shape.message, choice.reason) for choice in self.choices]
-        return self._body(self.shape.kind, choices) | {"usage": self._usage()}
+        return self.head | {"object": self.shape.kind, "choices": choices, "usage": self._usage()}
 
     async def chunks(self) -> AsyncGenerator[str, None]:
         """The response in chunks of JSON. ApiError if an answer fails."""
@@ -173,11 +177,7 @@ class Reply:
     def tells_tokens(self) -> bool:
         """True if every token gets a chunk, even one that completes no character."""
         wanted = self.wanted
-        return (
-            wanted.return_token_ids
-            or wanted.stream_options.continuous_usage_stats
-            or wanted.wanted_logprobs is not None
-        )
+        return wanted.return_token_ids or self.counts or wanted.wanted_logprobs is not None
 
     def _choice(self, choice: Choice, said: JsonObject, reason: str | None) -> JsonObject:
         tokens = choice.take_tokens(self.wanted, self.tokenizer)
@@ -187,18 +187,10 @@ class Reply:
         return await written(self._num_logprobs(choice), lambda: self._chunk_of([self._choice(choice, said, reason)]))
 
     def _chunk_of(self, choices: list[JsonObject], used: JsonObject | None = None) -> JsonObject:
-        if self.wanted.stream_options.continuous_usage_stats:
-            used = used or self._usage()
-        asked = (
-            {"usage": used}
-            if self.wanted.stream_options.include_usage or self.wanted.stream_options.continuous_usage_stats
-            else {}
-        )
-        return self._body(self.shape.chunk_kind, choices) | asked
+        used = used or (self._usage() if self.counts else None)
+        told = self.counts or self.wanted.stream_options.include_usage
+        return self.head | {"object": self.shape.chunk_kind, "choices": choices} | ({"usage": used} if told else {})
 
     def _num_logprobs(self, choice: Choice) -> int:
         """Return the number of unsent log probabilities of a choice."""
         return len(choice.scored) * (1 + (self.wanted.wanted_logprobs or 0))
-
-    def _body(self, kind: str, choices: list[JsonObject]) -> JsonObject:
-        return self.head | {"object": kind, "choices": choices}
