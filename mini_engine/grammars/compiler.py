@@ -18,7 +18,8 @@ from mini_engine.engine.grammar import Grammar
 from mini_engine.errors import UserError
 from mini_engine.grammars.matchers import CompiledGrammar, reason_of
 from mini_engine.grammars.output_forms import LENIENT, OPEN, OutputForm, as_json
-from mini_engine.grammars.tool_schemas import ANY_OBJECT, JsonObject, of_object, relaxations
+from mini_engine.grammars.schemas import JsonObject
+from mini_engine.grammars.tool_schemas import ANY_OBJECT, of_object, relaxations
 from mini_engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -9,9 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mini_engine.errors import UserError
-from mini_engine.grammars.schemas import NOTES, check_parts, check_schema, holds_schemas, mapped, without_notes
-
-JsonObject = dict[str, Any]
+from mini_engine.grammars.schemas import (
+    NOTES,
+    JsonObject,
+    check_parts,
+    check_schema,
+    holds_schemas,
+    mapped,
+    without_notes,
+)
 
 ANY_OBJECT: JsonObject = {"type": "object"}
 NO_ARGUMENTS: JsonObject = {"type": "object", "properties": {}}

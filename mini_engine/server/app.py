@@ -13,6 +13,7 @@ from mini_engine.server.answer_models import Chat, Completion, Health, ModelCard
 from mini_engine.server.chat_protocol import ChatRequest
 from mini_engine.server.description import describe, gives, refusals, takes
 from mini_engine.server.errors import install_handlers
+from mini_engine.server.hardening.bodies import BodyReader
 from mini_engine.server.hardening.traffic import Traffic
 from mini_engine.server.hardening.wrapping import harden
 from mini_engine.server.metrics import Metrics
@@ -52,12 +53,12 @@ class ServerApp:
         )
         self.drain, self.traffic = Drain(self.routes), Traffic()
         install_handlers(self.routes)
-        add_answers(self.routes, service)
+        add_answers(self.routes, service, BodyReader())
         add_models(self.routes, service)
         add_health(self.routes, service, self.drain, self.traffic)
         keyed = bool(service.config.api_keys)
-        bodies = (CompletionRequest, ChatRequest, ResponsesRequest)
-        describe(self.routes, bodies, lambda path: keyed and path.startswith(OURS))
+        described = (CompletionRequest, ChatRequest, ResponsesRequest)
+        describe(self.routes, described, lambda path: keyed and path.startswith(OURS))
         self.outermost = harden(self.drain, service.config, self.traffic)
         self.cut = partial(service.worker.end_all, "the server is shutting down")
 
@@ -79,19 +80,19 @@ def create_app(worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> 
     return ServerApp(Service(worker, config, metrics))
 
 
-def add_answers(app: FastAPI, service: Service) -> None:
+def add_answers(app: FastAPI, service: Service, bodies: BodyReader) -> None:
     """Register the routes that run the model."""
 
     @app.post("/v1/completions", responses=gives(Completion, CHUNKS), openapi_extra=takes(CompletionRequest))
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
-        wanted = await service.bodies.read(request, CompletionRequest)
+        wanted = await bodies.read(request, CompletionRequest)
         return await service.answer(partial(Reply, CompletionFormat), wanted, request)
 
     @app.post("/v1/chat/completions", responses=gives(Chat, CHUNKS), openapi_extra=takes(ChatRequest))
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
-        wanted = await service.bodies.read(request, ChatRequest)
+        wanted = await bodies.read(request, ChatRequest)
         form = wanted.form
         shape = partial(CallReader, form.may_say) if form is not None and form.functions else ChatFormat
         return await service.answer(partial(Reply, shape), wanted, request)
@@ -99,7 +100,7 @@ def add_answers(app: FastAPI, service: Service) -> None:
     @app.post("/v1/responses", responses=gives(ResponseAnswer, TYPED), openapi_extra=takes(ResponsesRequest))
     async def responses(request: Request) -> Response:
         """Answer a conversation in the form of OpenAI's Responses API."""
-        asked = await service.bodies.read(request, ResponsesRequest)
+        asked = await bodies.read(request, ResponsesRequest)
         return await service.answer(partial(ResponsesReply, asked), asked.as_chat, request, TypedEvents)
 
 

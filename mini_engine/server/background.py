@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from mini_engine.server.app import ServerApp
-from mini_engine.server.hardening.hardened_server import HardenedServer
+from mini_engine.server.hardening.connections import HardenedServer
 from mini_engine.server.listening import listen, url_of
 
 CUT_SECONDS = 1  # for requests still in flight when the grace period is over

@@ -11,9 +11,8 @@ from pydantic_core import PydanticCustomError
 from mini_engine.engine.sampling_params import MAX_LOGPROBS
 from mini_engine.errors import UserError
 from mini_engine.grammars.output_forms import OutputForm
-from mini_engine.server.bodies import MAX_VALUES, num_values
-from mini_engine.server.fields import Body, Flag, Name, Nothing, Shown, Text, Whole, in_one_sentence, only, too_many
-from mini_engine.server.json_text import JsonObject
+from mini_engine.server.fields import Body, Flag, Name, Nothing, Only, Shown, Text, Whole, in_one_sentence, too_many
+from mini_engine.server.json_text import MAX_VALUES, JsonObject, num_values
 from mini_engine.server.protocol import Conversation, Prompt, Sampling
 from mini_engine.text.prompts import SILENT
 
@@ -157,8 +156,8 @@ class ChatRequest(Sampling):
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field([])
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Flag = True
-    modalities: Annotated[list[Text], Field(fail_fast=True), only(["text"])] = Field(["text"])
-    echo: Annotated[Flag, only(False)] = False
+    modalities: Annotated[list[Text], Field(fail_fast=True), Only(["text"])] = Field(["text"])
+    echo: Annotated[Flag, Only(False)] = False
     chat_template_kwargs: JsonObject = Field({})
 
     @cached_property

@@ -6,7 +6,6 @@ reports every wrong value, so its length is checked first.
 """
 
 import functools
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import (
@@ -106,15 +105,15 @@ Bias = Annotated[Number, shown(minimum=-MAX_BIAS, maximum=MAX_BIAS)]
 TOKEN_ID = {"pattern": "^[0-9]{1,9}$"}
 
 
-@dataclass(frozen=True)
 class Only:
-    """Accept a parameter only with a value that changes nothing here: clients often spell out the default.
+    """Accept a parameter only with one of these values, which change nothing here: clients often spell out a default.
 
     sentence: the error for any other value.
     """
 
-    allowed: tuple[Any, ...]
-    sentence: str
+    def __init__(self, *allowed: Any, sentence: str = "") -> None:
+        names = " or ".join(map(repr, allowed))
+        self.allowed, self.sentence = allowed, sentence or f"this server supports only {names}; leave it out"
 
     def check(self, value: Any) -> Any:
         """Return the value if it is one of those, otherwise raise."""
@@ -126,13 +125,7 @@ class Only:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(self, core: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
-        return {"enum": list(self.allowed)}
-
-
-def only(*allowed: Any, sentence: str = "") -> Only:
-    """Return the annotation for a parameter that may have only these values."""
-    names = " or ".join(map(repr, allowed))
-    return Only(allowed, sentence or f"this server supports only {names}; leave it out")
+        return {"enum": [*self.allowed]}
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from mini_engine.server.fields import (
     Flag,
     Ids,
     Number,
+    Only,
     Stop,
     StopIds,
     Text,
@@ -29,7 +30,6 @@ from mini_engine.server.fields import (
     at_most,
     between,
     in_one_sentence,
-    only,
     shown,
 )
 from mini_engine.server.json_text import JsonObject
@@ -88,7 +88,7 @@ class Labelled(Body):
     request_id: Text | None = None
     reasoning_effort: Text | None = None
     verbosity: Text | None = None
-    service_tier: Annotated[Text, only("auto", "default")] = "auto"
+    service_tier: Annotated[Text, Only("auto", "default")] = "auto"
 
 
 class Sampling(Labelled, Guided):
@@ -121,9 +121,9 @@ class Sampling(Labelled, Guided):
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: Flag = False
     metadata: JsonObject = Field({})
-    store: Annotated[Flag, only(False)] = False
-    best_of: Annotated[Whole, only(1)] = 1
-    skip_special_tokens: Annotated[Flag, only(True)] = True
+    store: Annotated[Flag, Only(False)] = False
+    best_of: Annotated[Whole, Only(1)] = 1
+    skip_special_tokens: Annotated[Flag, Only(True)] = True
     _longest: int | None = PrivateAttr(None)  # a chat answer, as suggested by the checkpoint
 
     def advised(self, suggested: SamplingDefaults) -> Self:
@@ -205,7 +205,7 @@ class CompletionRequest(Sampling):
 
     prompt: OneOrMorePrompts
     logprobs: Annotated[Whole, shown(minimum=0, maximum=MAX_LOGPROBS)] | None = None
-    suffix: Annotated[Text, only("")] = ""
+    suffix: Annotated[Text, Only("")] = ""
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:

@@ -120,13 +120,7 @@ class ResponsesReply:
 
     def _item(self) -> JsonObject:
         status = "incomplete" if self.status == "failed" else self.status
-        return {
-            "id": self.item_id,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": [self._part()],
-        }
+        return {"id": self.item_id, "type": "message", "status": status, "role": "assistant", "content": [self._part()]}
 
     def _part(self) -> JsonObject:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}

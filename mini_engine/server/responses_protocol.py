@@ -10,18 +10,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mini_engine.server.chat_protocol import MAX_MESSAGES, MAX_PARTS, ChatRequest, few_pieces
-from mini_engine.server.fields import (
-    Body,
-    Flag,
-    Nothing,
-    Number,
-    Text,
-    Whole,
-    at_most,
-    between,
-    in_one_sentence,
-    only,
-)
+from mini_engine.server.fields import Body, Flag, Nothing, Number, Only, Text, Whole, at_most, between, in_one_sentence
 from mini_engine.server.json_text import JsonObject
 from mini_engine.server.protocol import Labelled
 from mini_engine.server.structured_outputs import JsonSchema, ResponseFormat
@@ -134,14 +123,14 @@ class ResponsesRequest(Labelled):
     ] = Field({})
     reasoning: Reasoning | None = None
     parallel_tool_calls: Flag = True
-    background: Annotated[Flag, only(False)] = False
-    conversation: Annotated[Any, only(None, sentence=SEND_ALL)] = None
-    include: Annotated[list[Text], Field(fail_fast=True), only([])] = Field([])
-    previous_response_id: Annotated[Any, only(None, sentence=SEND_ALL)] = None
-    tool_choice: Annotated[Text, only("auto", "none")] = "auto"
-    tools: Annotated[list[Any], only([], sentence="tools are not supported here; use /v1/chat/completions")] = Field([])
-    top_logprobs: Annotated[Whole, only(0)] = 0
-    truncation: Annotated[Text, only("disabled")] = "disabled"
+    background: Annotated[Flag, Only(False)] = False
+    conversation: Annotated[Any, Only(None, sentence=SEND_ALL)] = None
+    include: Annotated[list[Text], Field(fail_fast=True), Only([])] = Field([])
+    previous_response_id: Annotated[Any, Only(None, sentence=SEND_ALL)] = None
+    tool_choice: Annotated[Text, Only("auto", "none")] = "auto"
+    tools: Annotated[list[Any], Only([], sentence="tools are not supported here; use /v1/chat/completions")] = Field([])
+    top_logprobs: Annotated[Whole, Only(0)] = 0
+    truncation: Annotated[Text, Only("disabled")] = "disabled"
 
     def prepare(self) -> None:
         """Convert the request to a chat."""

@@ -17,7 +17,6 @@ from mini_engine.engine.worker import ModelLimits
 from mini_engine.errors import TooLong
 from mini_engine.grammars.compiler import GrammarCompiler
 from mini_engine.grammars.output_forms import OutputForm
-from mini_engine.server.bodies import BodyReader
 from mini_engine.server.disconnect import CLIENT_CLOSED, ClientGone, unless_gone
 from mini_engine.server.errors import ApiError
 from mini_engine.server.middleware import TENANT
@@ -61,12 +60,11 @@ Replying = Callable[[Sampling, str, Answers], Reply | ResponsesReply]
 
 
 class Service:
-    """Shared by all routes: the engine's worker, threads for the tokenizer, bodies and grammars, and the limits."""
+    """Shared by all routes: the engine's worker, threads for the tokenizer and for grammars, and the limits."""
 
     def __init__(self, worker: Backend, config: ServerConfig, metrics: Scraped) -> None:
         self.worker, self.config, self.metrics = worker, config, metrics
         self.started = int(time.time())
-        self.bodies = BodyReader()
         self.limits, tokenizer = worker.limits, worker.tokenizer
         self.prompts = PromptEncoder(tokenizer, self.limits, config.chat_template_kwargs)
         self.turns = itertools.count()

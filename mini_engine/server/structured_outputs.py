@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from mini_engine.errors import UserError
 from mini_engine.grammars.output_forms import OutputForm
 from mini_engine.grammars.schemas import MAX_CHARACTERS
-from mini_engine.server.fields import Body, Flag, Name, Text, in_one_sentence, of_whole_characters, only, too_many
+from mini_engine.server.fields import Body, Flag, Name, Only, Text, in_one_sentence, of_whole_characters, too_many
 from mini_engine.server.json_text import JsonObject
 
 MAX_CHOICES = 1024
@@ -52,8 +52,8 @@ class StructuredOutputs(Body):
     disable_additional_properties: Flag = False
     disable_fallback: Flag = False
     whitespace_pattern: Text | None = None
-    grammar: Annotated[Any, only(None, sentence=UNKNOWN)] = None
-    structural_tag: Annotated[Any, only(None, sentence=UNKNOWN)] = None
+    grammar: Annotated[Any, Only(None, sentence=UNKNOWN)] = None
+    structural_tag: Annotated[Any, Only(None, sentence=UNKNOWN)] = None
 
     @model_validator(mode="after")
     def check_one(self) -> Self:

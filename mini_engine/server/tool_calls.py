@@ -78,11 +78,7 @@ class CallReader(ChatFormat):
         return before[: len(before) - kept], False
 
     def _begin(self, name: str) -> JsonObject:
-        call = {
-            "id": f"call_{secrets.token_hex(12)}",
-            "type": "function",
-            "function": {"name": name, "arguments": ""},
-        }
+        call = {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": {"name": name, "arguments": ""}}
         self.calls.append(call)
         return {"index": len(self.calls) - 1, **call, "function": dict(call["function"])}
 

@@ -13,8 +13,8 @@ from http.client import HTTPConnection
 import pytest
 
 from mini_engine.server.background import DrainingServer
-from mini_engine.server.bodies import BodyReader
 from mini_engine.server.hardening import connections
+from mini_engine.server.hardening.bodies import BodyReader
 from mini_engine.server.hardening.connections import AcceptErrors, room_for_connections
 from mini_engine.server.hardening.guard import GuardedProtocol
 from mini_engine.server.listening import QUEUE, listen, url_of

@@ -12,7 +12,7 @@ from mini_engine.cli.parser import OneLineParser
 from mini_engine.errors import UserError
 from mini_engine.server import background
 from mini_engine.server.background import DrainingServer
-from mini_engine.server.hardening.body_limit import BodyLimit
+from mini_engine.server.hardening.bodies import BodyLimit
 from mini_engine.server.listening import listen, url_of
 from mini_engine.server.middleware import ApiKey, Drain
 from mini_engine.server.server_config import ServerConfig

@@ -1,15 +1,24 @@
-"""Lesson 7. Keeps connections below the limit on file descriptors, and survives a failing accept.
+"""Lesson 7. uvicorn with guarded connections, fewer than the limit on file descriptors.
 
 Every connection takes a file descriptor, of which a process has a limited number; once they run out, the server cannot
-even answer /health. `guard` decides which connection to close when there are too many.
+even answer /health. `guard` decides which connection to close when there are too many. uvicorn's `limit_concurrency`
+answers 503 to /health, too, and leaves silent connections open.
 """
 
 import asyncio
 import logging
+import socket
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mini_engine.server.hardening.traffic import LineASecond
+import uvicorn
+
+from mini_engine.server.hardening.guard import Guard, GuardedProtocol
+from mini_engine.server.hardening.traffic import LineASecond, Traffic
+from mini_engine.server.listening import QUEUE
+from mini_engine.server.server_config import ServerConfig
 
 try:
     import resource
@@ -57,3 +66,35 @@ class AcceptErrors(LineASecond):
             self.note("accept", str(error))
         else:
             loop.default_exception_handler(context)
+
+
+class HardenedServer(uvicorn.Server):
+    """uvicorn for one app, whose connections a Guard watches.
+
+    Args:
+        limits: of the connections.
+        traffic: counts the responses to requests that do not reach the app.
+        options: more for `uvicorn.Config`.
+    """
+
+    def __init__(self, app: Any, limits: ServerConfig, traffic: Traffic, **options: Any) -> None:
+        limits = replace(limits, max_connections=room_for_connections(limits.max_connections))
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",  # uvloop ignores BufferedProtocol and reads without a bound
+            http=partial(GuardedProtocol, guard=Guard(limits, traffic)),  # type: ignore[arg-type]
+            ws="none",
+            backlog=BACKLOG,
+            log_config=None,
+            log_level="error",  # it warns of each malformed request, and twice of each that asks to upgrade
+            access_log=False,
+            **options,
+        )
+        super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start listening."""
+        asyncio.get_running_loop().set_exception_handler(AcceptErrors("cannot accept connections"))
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(QUEUE)  # asyncio has set it to BACKLOG

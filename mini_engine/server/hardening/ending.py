@@ -22,8 +22,7 @@ def end_in_time(worker: EngineWorker, seconds: float) -> None:
     """End the engine thread, and make sure that the process ends.
 
     If the thread does not return from its step, the process ends here, with exit code 1. Otherwise it ends as usual,
-    but
-    no later than the grace period or LEAST_SECONDS: records that wait for a hung disk are then lost.
+    but no later than the grace period or LEAST_SECONDS: records that wait for a hung disk are then lost.
 
     Args:
         seconds: the rest of the grace period.

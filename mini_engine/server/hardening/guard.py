@@ -147,13 +147,12 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
     def watch(self) -> None:
         """Track whether the client has to send something next, and time its headers."""
         their_state = self.conn.their_state
-        is_silent = self.lingering.lingers or their_state in (h11.IDLE, h11.SEND_BODY)
-        if is_silent and not self.lingering.transport.is_closing():
-            if their_state is h11.SEND_BODY:  # a body in transit, which `body_seconds` bounds
-                self.guard.silent.pop(self, None)
-            self.guard.silent.setdefault(self)
-        else:
+        lingers, is_closing = self.lingering.lingers, self.lingering.transport.is_closing()
+        is_silent = not is_closing and (lingers or their_state in (h11.IDLE, h11.SEND_BODY))
+        if not is_silent or their_state is h11.SEND_BODY:  # a body in transit, which `body_seconds` bounds
             self.guard.silent.pop(self, None)
+        if is_silent:
+            self.guard.silent.setdefault(self)
         if their_state is not h11.IDLE or self.transport.is_closing():
             stop(self.header_timer)
             self.header_timer = None

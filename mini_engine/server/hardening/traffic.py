@@ -17,12 +17,9 @@ from mini_engine.server.disconnect import CLIENT_CLOSED
 
 LOG_SECONDS = 1.0
 
+Later = Callable[[float, Callable[[], None]], Any]
+
 log = logging.getLogger(__name__)
-
-
-def in_this_loop(seconds: float, work: Callable[[], None]) -> None:
-    """Call `work` later, from the event loop that runs now."""
-    asyncio.get_running_loop().call_later(seconds, work)
 
 
 class LineASecond:
@@ -30,10 +27,10 @@ class LineASecond:
 
     Args:
         subject: begins each line; the number of events by kind, and the latest one, follow.
-        later: schedules a call after some seconds.
+        later: schedules a call after some seconds; by default, in the event loop that runs then.
     """
 
-    def __init__(self, subject: str, later: Callable[[float, Callable[[], None]], Any] = in_this_loop) -> None:
+    def __init__(self, subject: str, later: Later | None = None) -> None:
         self.subject, self.later = subject, later
         self.counts: Counter[str] = Counter()
         self.latest = ""
@@ -53,7 +50,7 @@ class LineASecond:
             counts = ", ".join(f"{kind}: {count}" for kind, count in sorted(self.counts.items()))
             log.warning("%s: %d (%s), the latest %s", self.subject, self.counts.total(), counts, self.latest)
             self.counts.clear()
-            self.later(LOG_SECONDS, self.write)
+            (self.later or asyncio.get_running_loop().call_later)(LOG_SECONDS, self.write)
 
 
 class Traffic:

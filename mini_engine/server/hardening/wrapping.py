@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mini_engine.server.errors import ApiError
-from mini_engine.server.hardening.body_limit import BodyLimit
+from mini_engine.server.hardening.bodies import BodyLimit
 from mini_engine.server.hardening.traffic import Traffic
 from mini_engine.server.middleware import ApiKey
 from mini_engine.server.server_config import ServerConfig
