@@ -1,6 +1,7 @@
 """Lesson 7. The app: its routes, the drain, and the defence around them."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,6 @@ from mini_engine.server.chat_protocol import ChatRequest
 from mini_engine.server.description import describe, gives, refusals, takes
 from mini_engine.server.errors import install_handlers
 from mini_engine.server.hardening.bodies import BodyReader
-from mini_engine.server.hardening.traffic import Traffic
 from mini_engine.server.hardening.wrapping import harden
 from mini_engine.server.metrics import Metrics
 from mini_engine.server.middleware import OURS, Drain
@@ -51,15 +51,16 @@ class ServerApp:
             redoc_url=None,
             redirect_slashes=False,  # a redirect would name the host that the client's Host header names
         )
-        self.drain, self.traffic = Drain(self.routes), Traffic()
+        self.drain = Drain(self.routes)
+        self.hardened = harden(self.drain, service.config)
+        self.traffic = self.hardened.traffic
         install_handlers(self.routes)
         add_answers(self.routes, service, BodyReader())
         add_models(self.routes, service)
-        add_health(self.routes, service, self.drain, self.traffic)
+        add_health(self.routes, service, self.drain, self.traffic.text)
         keyed = bool(service.config.api_keys)
         described = (CompletionRequest, ChatRequest, ResponsesRequest)
         describe(self.routes, described, lambda path: keyed and path.startswith(OURS))
-        self.outermost = harden(self.drain, service.config, self.traffic)
         self.cut = partial(service.worker.end_all, "the server is shutting down")
 
     def prepare(self) -> None:
@@ -69,7 +70,7 @@ class ServerApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
         try:
-            await self.outermost(scope, receive, send)
+            await self.hardened(scope, receive, send)
         except asyncio.CancelledError:
             if not self.drain.draining:
                 raise  # otherwise uvicorn has cut off the remaining requests, and there is no response to send
@@ -120,8 +121,8 @@ def add_models(app: FastAPI, service: Service) -> None:
         return service.model_card(name)
 
 
-def add_health(app: FastAPI, service: Service, drain: Drain, traffic: Traffic) -> None:
-    """Register the routes about the server's state. None requires a key."""
+def add_health(app: FastAPI, service: Service, drain: Drain, traffic: Callable[[], bytes]) -> None:
+    """Register the routes about the server's state. None requires a key. traffic: returns more metrics."""
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", response_model=Health, responses={503: DEAD})
@@ -140,5 +141,5 @@ def add_health(app: FastAPI, service: Service, drain: Drain, traffic: Traffic) -
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return metrics in Prometheus' text format."""
-        text = await service.metrics.scrape() + traffic.text()
+        text = await service.metrics.scrape() + traffic()
         return Response(text, media_type="text/plain; version=0.0.4")

@@ -23,19 +23,15 @@ PORT = re.compile(r":[0-9]*$")
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def harden(app: ASGIApp, config: ServerConfig, traffic: Traffic) -> ASGIApp:
-    """Return `app` behind the checks that refuse a request before it is parsed. It gets a request once it is complete.
-
-    Args:
-        traffic: counts the responses, and logs refusals.
-    """
+def harden(app: ASGIApp, config: ServerConfig) -> "Outermost":
+    """Return `app` behind checks that refuse a request unparsed. It gets a request once that has arrived in full."""
     app = BodyLimit(app, config.max_body_bytes, config.body_seconds)
     app = ApiKey(app, config.api_keys)  # before the body is read
     if config.allow_hosts:
         app = HostCheck(app, config.allow_hosts)
     if config.allow_origins:
         app = CORSMiddleware(app, config.allow_origins, allow_methods=["*"], allow_headers=["*"])
-    return Outermost(app, traffic)
+    return Outermost(app)
 
 
 class HostCheck:
@@ -61,14 +57,17 @@ class HostCheck:
 
 
 class Outermost:
-    """Completes every response's headers and tells `traffic` of it.
+    """Completes every response's headers, and counts it.
 
     `x-request-id` is the client's, or a new one. `Connection: close` is added if the app has not read the request's
     body: otherwise HTTP obliges the server to read up to the next request, for as long as the client keeps sending.
+
+    Attributes:
+        traffic: counts responses, and logs refusals.
     """
 
-    def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
-        self.app, self.traffic = app, traffic
+    def __init__(self, app: ASGIApp) -> None:
+        self.app, self.traffic = app, Traffic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
