@@ -37,17 +37,17 @@ def room_for_connections(wanted: int) -> int:
     if resource is None:
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + files_open() + OWN_FILES + BACKLOG
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        most = min(needed, WANTED_FILES) if hard == resource.RLIM_INFINITY else min(needed, hard)
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
-            soft = max(soft, most)
-        except (ValueError, OSError):  # macOS has another limit below the hard one
-            log.warning("the limit on open files stays at %d", soft)
+    own = files_open() + OWN_FILES
+    needed = wanted + own + BACKLOG
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted
-    return max(1, min(wanted, (soft - files_open() - OWN_FILES) * 2 // 3))  # a third for those still to be refused
+    most = max(soft, min(needed, WANTED_FILES if hard == resource.RLIM_INFINITY else hard))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    except (ValueError, OSError):  # macOS has another limit below the hard one
+        log.warning("the limit on open files stays at %d", soft)
+    return wanted if soft >= needed else max(1, min(wanted, (soft - own) * 2 // 3))  # a third for those to be refused
 
 
 def files_open() -> int:

@@ -31,19 +31,14 @@ def end_in_time(worker: EngineWorker, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     if not worker.close(seconds):
         log.error("the engine's step did not return within the grace period; ending the process")
-        release(worker)
+        closing = threading.Thread(target=worker.engine.runner.close, daemon=True)  # resources outside this process
+        closing.start()
+        closing.join(RELEASE_SECONDS)
         leave(1)
     left = max(LEAST_SECONDS, deadline - time.monotonic())
     ending = threading.Timer(left, leave, [2 if worker.fault else 0])
     ending.daemon = True  # it does not keep the process alive
     ending.start()
-
-
-def release(worker: EngineWorker) -> None:
-    """Release the engine's resources outside this process, as far as a short time allows."""
-    closing = threading.Thread(target=worker.engine.runner.close, daemon=True)
-    closing.start()
-    closing.join(RELEASE_SECONDS)
 
 
 def leave(code: int) -> None:

@@ -12,6 +12,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import h11
@@ -28,22 +29,20 @@ LINGER_SECONDS = 1.0
 LINGER_BYTES = 2**16
 
 
+@dataclass
 class Guard:
     """The state that all connections of one server share.
 
-    Args:
-        limits: the server's; `max_connections` as limited by `room_for_connections`.
-        traffic: counts the responses that a connection sends before the app has a request.
-
-    Attributes:
-        silent: the connections whose client has to send something next, the longest silent first.
-        buffer: the bytes just read; each connection takes them out before the next one reads.
+    limits: the server's; `max_connections` as limited by `room_for_connections`.
+    traffic: counts the responses that a connection sends before the app has a request.
+    silent: the connections whose client has to send something next, the longest silent first.
+    buffer: the bytes just read; each connection takes them out before the next one reads.
     """
 
-    def __init__(self, limits: ServerConfig, traffic: Traffic) -> None:
-        self.limits, self.traffic = limits, traffic
-        self.silent: dict[GuardedProtocol, None] = {}
-        self.buffer = memoryview(bytearray(PIECE))
+    limits: ServerConfig
+    traffic: Traffic
+    silent: dict["GuardedProtocol", None] = field(default_factory=dict)
+    buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(PIECE)))
 
 
 class Lingering:
