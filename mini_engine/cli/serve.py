@@ -178,8 +178,9 @@ def serve_one(args: argparse.Namespace, config: "ServerConfig", listener: socket
     """Serve from one engine in this process."""
     from mini_engine.engine.worker import EngineWorker
     from mini_engine.server.app import create_app
-    from mini_engine.server.background import DrainingServer, url_of
-    from mini_engine.server.ending import end_in_time
+    from mini_engine.server.background import DrainingServer
+    from mini_engine.server.hardening.ending import end_in_time
+    from mini_engine.server.listening import url_of
     from mini_engine.server.metrics import Metrics
 
     metrics = Metrics(config.model_name if args.vllm_metrics else None)

@@ -456,9 +456,9 @@ def choices(given: dict[str, ast.expr]) -> str:
 
 
 def routes() -> list[str]:
-    """Return the server's routes, from the decorators in app.py and facts.py."""
+    """Return the server's routes, from the decorators in app.py."""
     rows = ["| route | what it returns |", "| --- | --- |"]
-    sources = [(ROOT / "mini_engine/server" / name).read_text(encoding="utf-8") for name in ("app.py", "facts.py")]
+    sources = [(ROOT / "mini_engine/server" / name).read_text(encoding="utf-8") for name in ("app.py",)]
     nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
     for function in (node for node in nodes if isinstance(node, Function)):
         for call in function.decorator_list:

@@ -139,6 +139,17 @@ def test_the_server_does_not_know_what_is_built_on_it():
     assert not wrong, f"commands and replicas are built on lesson 7's server, not the other way round: {wrong}"
 
 
+def test_the_server_s_defence_stands_behind_its_app_its_uvicorn_and_its_command():
+    """A reader of lesson 7 meets it there and nowhere else."""
+    wrong = {
+        m.path: inside
+        for name, m in MODULES.items()
+        if name not in ("server.app", "server.background", "cli.serve") and not m.is_in("server.hardening")
+        if (inside := {other for other in m.imports if MODULES[other].is_in("server.hardening")})
+    }
+    assert not wrong, f"only these three call it: {wrong}"
+
+
 def circle(imports: dict[str, frozenset[str]]) -> str:
     """Return a cycle of modules that import each other, as `a → b → a`; empty if there is none."""
     try:

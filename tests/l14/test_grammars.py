@@ -140,14 +140,14 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def compiler(tokenizer):
     pytest.importorskip("llguidance")
-    from mini_engine.server.grammars import GrammarCompiler
+    from mini_engine.grammars.compiler import GrammarCompiler
 
     return GrammarCompiler(tokenizer, len(tokenizer.token_bytes), (0,))
 
 
 @pytest.fixture(scope="module")
 def grammar(compiler):
-    from mini_engine.server.output_forms import OutputForm
+    from mini_engine.grammars.output_forms import OutputForm
 
     return compiler.compile_sync(OutputForm(SCHEMA))
 
@@ -186,7 +186,7 @@ def test_a_forbidden_draft_and_the_one_that_ends_the_answer_are_not_valid(gramma
 def test_a_limit_that_is_met_ahead_does_not_end_the_answer(compiler, tokenizer):
     from llguidance import LLMatcher, LLParserLimits
 
-    from mini_engine.server.matchers import CompiledGrammar
+    from mini_engine.grammars.matchers import CompiledGrammar
 
     wide = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(60)}}
     form = LLMatcher.grammar_from_json_schema({"type": "array", "prefixItems": [{"const": 1}, wide]})
@@ -207,7 +207,7 @@ def test_a_limit_that_is_met_ahead_does_not_end_the_answer(compiler, tokenizer):
 @pytest.fixture(scope="module")
 def calls(compiler):
     """A grammar of calls of two tools, one after the other."""
-    from mini_engine.server.output_forms import OutputForm
+    from mini_engine.grammars.output_forms import OutputForm
 
     return compiler.compile_sync(
         OutputForm(functions={"sell": SCHEMA["items"], "find": {}}, may_say=False, several=True)

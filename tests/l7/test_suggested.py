@@ -3,7 +3,7 @@
 import pytest
 
 from mini_engine.checkpoint.generation import SamplingDefaults
-from mini_engine.server.protocol import ChatRequest
+from mini_engine.server.chat_protocol import ChatRequest
 from tests.l7.service import Service, tokenizer
 from tests.support import random_model
 
@@ -75,7 +75,7 @@ def test_a_response_s_parameters_count_one_by_one(asked, name):
 
 @pytest.mark.parametrize(("room", "longest"), [(3, 3), (100, 5)])
 def test_a_chat_is_no_longer_than_what_fits(room, longest):
-    assert ChatRequest.model_validate(CHAT).advised(SUGGESTED).params(0, room).max_tokens == longest
+    assert ChatRequest.model_validate(CHAT).advised(SUGGESTED).params_of_all([room])[0].max_tokens == longest
 
 
 def test_a_response_says_what_was_used(server):
