@@ -43,7 +43,8 @@ def storage_of(model: Any, config: EngineConfig, pools: Pools, budget: int) -> S
         kind, allocator = window_kind(layers, num_blocks, config)
         kinds.insert(0, kind)  # its tables first: a state's slots are added to them
     caches = config.enable_prefix_caching and (states is None or states.max_track_slots > 0)
-    coordinator = coordinator_for([kind.memory for kind in reversed(kinds)], caches, allocator)
+    memories = [kind.memory for kind in reversed(kinds) if kind.memory is not None]
+    coordinator = coordinator_for(memories, caches, allocator)
     own = {"kv": kv} if states is None else {"kv": kv, "states": states}
     store = kv if set(layers) == {Full()} else pools.store(store_of, model, **own)
     return Storage(store, kv, maker.copier(kv), coordinator, kinds)
@@ -158,7 +159,10 @@ def state_kind(states: Any, pools: Pools, config: EngineConfig) -> MemoryKind:
 
 
 def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -> tuple[MemoryKind, Any]:
-    """Return what layers with a window bring (lesson 15), and the allocator from which all groups draw blocks."""
+    """Return what layers with a window bring (lesson 15), and the allocator from which all groups draw blocks.
+
+    A model with a single layer that attends has group 0 alone, which keeps all tokens: no memory, and no allocator.
+    """
     from mini_engine.kv.refcount import RefCountedAllocator
     from mini_engine.windows.groups import num_window_groups, places_of
     from mini_engine.windows.memory import WindowMemory
@@ -179,6 +183,8 @@ def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -
     allocator = RefCountedAllocator(num_blocks, config.block_size)
     memory = WindowMemory(allocator, window, num_groups, config.most_in_step)
     plan, probe = partial(WindowPlan, memory.tables_of, num_groups), partial(same_in_all, num_groups)
+    if num_groups == 0:
+        return MemoryKind(None, probe, probe, rows, None), None
     return MemoryKind(memory, plan, probe, rows, companion), allocator
 
 

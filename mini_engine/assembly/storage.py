@@ -15,16 +15,17 @@ from mini_engine.kv.memory import CacheMemory
 class MemoryKind:
     """Everything that a kind of layer brings to an engine if it keeps more, or less, than K and V of every token.
 
-    memory: what requests and the prefix cache hold of it. plan: adds its tables to the plan of a step.
-    probe: the same for a step without a request. rows: returns lesson 10's `Extras` of captured steps.
-    companion: returns lesson 12's `Companion`, from the pools and the copier of whole blocks.
+    memory: what requests and the prefix cache hold of it; None: nothing beside the blocks of group 0.
+    plan: adds its tables to the plan of a step. probe: the same for a step without a request.
+    rows: returns lesson 10's `Extras` of captured steps.
+    companion: returns lesson 12's `Companion`, from the pools and the copier of whole blocks; None without a memory.
     """
 
-    memory: CacheMemory
+    memory: CacheMemory | None
     plan: Callable[[Plan], Plan]
     probe: Callable[[Plan], Plan]
     rows: Callable[[], Any]
-    companion: Callable[[Pools, Any], Any]
+    companion: Callable[[Pools, Any], Any] | None
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Storage:
 
     def companions(self, pools: Pools, blocks: Any) -> list[Any]:
         """Return lesson 12's companions: what a stored prefix needs besides `blocks`, whole blocks as bytes."""
-        return [kind.companion(pools, blocks) for kind in self.kinds]
+        return [kind.companion(pools, blocks) for kind in self.kinds if kind.companion]
 
     @property
     def plan(self) -> Plan:

@@ -33,7 +33,7 @@ def window_tables(
     chunks: Sequence[Chunk], tables_of: Callable[[str], WindowTable], num_groups: int
 ) -> list[torch.Tensor]:
     """Return the chunks' tables for each window group, `[S, max_blocks]` int32 on the host."""
-    tables = [tables_of(chunk.request.id) for chunk in chunks]
+    tables = [tables_of(chunk.request.id) for chunk in chunks] if num_groups else []
     return [padded_table([table.rows[group] for table in tables]) for group in range(num_groups)]
 
 
