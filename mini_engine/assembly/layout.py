@@ -1,7 +1,7 @@
 """Course machinery. Turns what each layer of a model keeps into pools, memories and the store.
 
-No other module of the engine asks for the kinds of layers. Full layers and windows are groups of one pool, states have
-a pool of their own, and a prefix is cached as far as all of them can resume from it.
+Elsewhere, only the modules of a kind's own lesson look for it. Full layers and windows are groups of one pool, states
+have a pool of their own, and a prefix is cached as far as all of them can resume from it.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -233,9 +233,11 @@ def _check_tensors(directory: Path, wanted: dict[str, tuple[int, ...]], places: 
             for name in [name for name in wanted if places[name].path == path]:
                 header = file.get_slice(places[name].name)
                 shapes[name], dtypes[name] = tuple(header.get_shape()), header.get_dtype()
-    if wrong_shape := [f"{n} {list(shapes[n])}, not {list(wanted[n])}" for n in wanted if shapes[n] != wanted[n]]:
+    if wrong_shape := [
+        f"{places[n].name} {list(shapes[n])}, not {list(wanted[n])}" for n in wanted if shapes[n] != wanted[n]
+    ]:
         raise UserError(f"{directory} has the wrong shape for {_some(wrong_shape)}")
-    if wrong_dtype := [f"{n} of type {dtypes[n]}" for n in wanted if dtypes[n] not in FILE_DTYPES]:
+    if wrong_dtype := [f"{places[n].name} of type {dtypes[n]}" for n in wanted if dtypes[n] not in FILE_DTYPES]:
         raise UserError(f"{directory} holds {_some(wrong_dtype)}; this engine loads {', '.join(FILE_DTYPES)}")
 
 

@@ -115,7 +115,7 @@ class Lfm3Config(Qwen3Config):
         """Read config.json of a checkpoint directory, and generation_config.json if it exists.
 
         Raises:
-            UserError: the model has experts or is quantized, or a value is missing or impossible.
+            UserError: the model is quantized, or a value is missing or impossible.
         """
         path = directory / "config.json"
         raw = read_json(path)

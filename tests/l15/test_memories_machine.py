@@ -174,11 +174,13 @@ class World(Windows):
         """A computed token cannot be taken back; whichever memory says so, nothing has changed."""
         num_computed = self.hold(name).num_computed
         if num_computed:
-            before = [list(row) for row in self.rows(name)], list(self.state_memory.slots_of(name)), self.num_free_blocks
+            before = self.held(name)
             with pytest.raises(ValueError):
                 self.truncate(name, self.chance.randrange(num_computed))
-            after = [list(row) for row in self.rows(name)], list(self.state_memory.slots_of(name)), self.num_free_blocks
-            assert before == after
+            assert self.held(name) == before
+
+    def held(self, name):
+        return [list(row) for row in self.rows(name)], list(self.state_memory.slots_of(name)), self.num_free_blocks
 
     def end(self, name, num_computed=None):
         tokens = self.alive.pop(name)
