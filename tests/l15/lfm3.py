@@ -40,6 +40,7 @@ SHAPES: dict[str, tuple[str | None, int, dict[str, Any]]] = {
     ),
     "biases, two taps": ("SCFS", 16, dict(attention_bias=True, conv_bias=True, conv_L_cache=2)),
     "no full layer": ("CSSC", 5, dict(num_key_value_heads=4)),
+    "no layer but one attends, in a window": ("CSC", 5, dict(conv_L_cache=9)),
     "no window, full first": ("FCCF", 256, dict(num_key_value_heads=1, conv_L_cache=3)),
     "no convolution, other angles": (
         "SFS",
