@@ -59,7 +59,7 @@ class Wanted(NamedTuple):
 
     @property
     def cache(self) -> str:
-        """What the cache holds, in words."""
+        """The contents of the cache, in words."""
         holds = "latents" if self.latents else "keys and values"
         return f"{'rows of ' if self.rows else ''}{holds}{'' if self.window == EVERY_KEY else ' in a window'}"
 
