@@ -56,8 +56,8 @@ def slots_in_budget(budget_bytes: int, bytes_per_slot: int, max_num_seqs: int, n
     if count < 1:
         least = "two" if not num_spare else str(2 + num_spare)
         raise UserError(
-            f"{least} state slots of {bytes_per_slot} bytes do not fit in {budget_bytes}, half of the memory for K and V; "
-            "give more",
+            f"{least} state slots of {bytes_per_slot} bytes do not fit in {budget_bytes}, half of the memory for K "
+            "and V; give more",
             param="kv_bytes",
         )
     seqs = min(max_num_seqs, (count + 1) // 2)
