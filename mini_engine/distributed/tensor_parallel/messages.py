@@ -8,16 +8,30 @@ A message that is not a step is an order: it carries itself out in a rank and re
 import io
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from mini_engine.distributed.tensor_parallel.memory import Memory
 from mini_engine.engine.runner import Step
 from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.tiers.blocks import BlockBytes
+
+
+@dataclass
+class Memory:
+    """The memory of a rank other than rank 0: its shares of the pools, which follow rank 0's orders.
+
+    model: the rank's share of the model.
+    pools: its shares of lesson 3's pool, `kv`, and of lesson 11's, `states`, if the model has states.
+    store: the store that its model reads and writes: the KV pool, until rank 0 orders another one over the pools.
+    """
+
+    model: Any
+    pools: dict[str, Any] = field(default_factory=dict)
+    store: Any = None
 
 
 class Order(Protocol):
@@ -61,33 +75,15 @@ class StoreOver(NamedTuple):
         memory.store = self.make(memory.model, **memory.pools)
 
 
-class Copy(NamedTuple):
-    """Copy blocks of the pool, as `KvPool.copy_blocks` does."""
+class Call(NamedTuple):
+    """Call a method of a pool: `copy_blocks` of "kv", `copy_states` or `reset_states` of "states"."""
 
-    sources: list[int]
-    targets: list[int]
-
-    def carry_out(self, memory: Memory) -> None:
-        memory.pools["kv"].copy_blocks(self.sources, self.targets)
-
-
-class CopyStates(NamedTuple):
-    """Copy one slot's states to another, as `GdnPool.copy_states` does."""
-
-    source: int
-    target: int
+    pool: str
+    method: str
+    args: Sequence[Any]
 
     def carry_out(self, memory: Memory) -> None:
-        memory.pools["states"].copy_states(self.source, self.target)
-
-
-class ResetStates(NamedTuple):
-    """Zero the states of slots."""
-
-    slots: list[int]
-
-    def carry_out(self, memory: Memory) -> None:
-        memory.pools["states"].reset_states(self.slots)
+        getattr(memory.pools[self.pool], self.method)(*self.args)
 
 
 class ReadBlocks(NamedTuple):
@@ -97,7 +93,7 @@ class ReadBlocks(NamedTuple):
     blocks: list[int]
 
     def carry_out(self, memory: Memory) -> bytes:
-        return b"".join(BlockBytes.of_pool(memory.pools[self.pool]).read(self.blocks))
+        return b"".join(BlockBytes(*memory.pools[self.pool].parts).read(self.blocks))
 
 
 class WriteBlocks(NamedTuple):
@@ -108,7 +104,7 @@ class WriteBlocks(NamedTuple):
     payloads: Sequence[bytes]
 
     def carry_out(self, memory: Memory) -> None:
-        BlockBytes.of_pool(memory.pools[self.pool]).write(self.blocks, self.payloads)
+        BlockBytes(*memory.pools[self.pool].parts).write(self.blocks, self.payloads)
 
 
 Message = Order | Step

@@ -87,10 +87,8 @@ def is_stopped(pid: int) -> bool:
         return False
     try:
         if sys.platform == "linux":
-            return (
-                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-                == "T"
-            )
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+            return stat.rpartition(")")[2].split()[0] == "T"
         state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, encoding="utf-8").stdout
         return state.startswith("T")
     except OSError:
