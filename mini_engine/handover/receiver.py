@@ -10,13 +10,13 @@ from array import array
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 from weakref import WeakValueDictionary
 
-from mini_engine.handover.extras import Extras
+from mini_engine.handover.extras import ExtraBuffers
 from mini_engine.handover.protocol import Ask, Cancel
 from mini_engine.handover.stage import Stage, State
 from mini_engine.handover.transfers import Transfer, Transfers
+from mini_engine.handover.workers import PrefillWorkers
 from mini_engine.kv.connector import NO_MATCH, NOTHING, KvConnector, Load, Matched, Text, TierStats
 from mini_engine.kv.radix_node import key_of
 from mini_engine.kv.request_table import RequestTable
@@ -29,37 +29,11 @@ EVENTS = ("transfers", "tokens", "bytes", "milliseconds", "cancelled", "fallback
 Key = tuple[Hashable, bytes]
 
 
-class Senders(Protocol):
-    """The processes that compute prompts: `PrefillWorkers`."""
-
-    def choose(self, tokens: array, namespace: Hashable) -> int | None:
-        """Return the number of the sender that a prompt should go to; None if there is none now."""
-        ...
-
-    def send(self, sender: int, message: Ask | Cancel) -> None:
-        """Send a message. Does nothing if the sender is lost: its transfers are ended then."""
-        ...
-
-    @property
-    def num_losses(self) -> int:
-        """The number of senders that have died, or had to be killed, so far."""
-        ...
-
-    @property
-    def num_away(self) -> int:
-        """The number of senders missing now: lost, and not replaced."""
-        ...
-
-    def close(self) -> None:
-        """End all senders."""
-        ...
-
-
 class ReceivingConnector(KvConnector):
     """Connects an engine's manager to senders.
 
     Args:
-        senders: they compute. transfers: the account of what they were lent. stage: the buffers.
+        senders: they compute prompts. transfers: the account of what they were lent. stage: the buffers.
         blocks: copies the pool's blocks, of `block_size` tokens. extras: what comes with them.
         min_tokens: prompts with fewer tokens to hand over are computed here.
 
@@ -71,12 +45,12 @@ class ReceivingConnector(KvConnector):
 
     def __init__(
         self,
-        senders: Senders,
+        senders: PrefillWorkers,
         transfers: Transfers,
         stage: Stage,
         blocks: Blocks,
         block_size: int,
-        extras: Extras,
+        extras: ExtraBuffers,
         min_tokens: int,
     ) -> None:
         self.senders, self.transfers, self.stage = senders, transfers, stage
