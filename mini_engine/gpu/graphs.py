@@ -37,12 +37,7 @@ CPU = torch.device("cpu")
 CAPTURE_STEP = 8  # between capture sizes from 8 on, so a step has at most 7 rows of padding
 
 Replay = Callable[[], None]
-
-
-class Capture(Protocol):
-    """Runs and records `work`, whose tensors never move. Calling the result replays it."""
-
-    def __call__(self, work: Callable[[], None]) -> Replay: ...
+Capture = Callable[[Callable[[], None]], Replay]  # runs and records work whose tensors never move
 
 
 def no_graph(work: Callable[[], None]) -> Replay:
@@ -157,7 +152,6 @@ class Extras(Protocol):
         Args:
             tensors: on the host. meta: the plan of the chunks.
         """
-        ...
 
     def complete(self, meta: ForwardMeta, tensors: Sequence[Tensor], size: int) -> ForwardMeta:
         """Add the first `size` rows of `tensors`, which never move, to a plan."""

@@ -53,7 +53,6 @@ class Companion(Protocol):
 
     def write(self, request_id: str, indices: Sequence[int], payloads: Sequence[Bytes]) -> None:
         """Copy items to where the request needs them. It has room for all tokens up to the last of these blocks."""
-        ...
 
 
 def num_each(companions: Iterable[Companion]) -> int:

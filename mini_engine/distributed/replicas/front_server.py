@@ -19,7 +19,6 @@ from mini_engine.distributed.replicas.service import ReplicaMetrics, ReplicaServ
 from mini_engine.server.app import ServerApp
 from mini_engine.server.background import DrainingServer, url_of
 from mini_engine.server.server_config import ServerConfig
-from mini_engine.text.tokenizer import Tokenizer
 
 NEEDED = (
     "several replicas need the extra 'distributed': pip install \"kv-course[distributed]\"; "
@@ -37,7 +36,9 @@ def run(args: argparse.Namespace, config: ServerConfig, listener: socket.socket)
     tokenizer = tokenizer_of(args.model)
     with fleets.ray_running(args.replicas), noting_sigterm() as asked_to_end:
         fleet = fleets.Fleet(args, fleet_config)
-        app = fleet_app(fleet, tokenizer, config)
+        cluster = Cluster(tokenizer, fleet.limits(), waiting, fleet.ask)
+        metrics = ReplicaMetrics(fleet.scrape)
+        app = ServerApp(ReplicaService(cluster, config, metrics, args.replicas, fleet.num_alive))
         app.prepare()
         with restarting(fleet):
             if asked_to_end():
@@ -57,13 +58,6 @@ def needs_ray() -> ModuleType:
             raise
         raise UserError(f"{NEEDED} ({error.name} is missing)") from None
     return fleet
-
-
-def fleet_app(fleet, tokenizer: Tokenizer, config: ServerConfig) -> ServerApp:
-    """Return lesson 7's app over a fleet."""
-    cluster = Cluster(tokenizer, fleet.limits(), fleet.config.max_waiting, fleet.ask)
-    metrics = ReplicaMetrics(fleet.scrape)
-    return ServerApp(ReplicaService(cluster, config, metrics, fleet.config.num_replicas, fleet.num_alive))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.engine.runner import Step
+from mini_engine.gpu.staging import uploaded
 from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.tiers.blocks import BlockBytes
 
@@ -130,19 +131,7 @@ def packed(message: Message) -> bytes:
     return buffer.getvalue()
 
 
-class StepUnpickler(pickle.Unpickler):
-    """Unpickles tensors on a device."""
-
-    def __init__(self, buffer: io.BytesIO, device: torch.device) -> None:
-        super().__init__(buffer)
-        self.device = device
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        """Resolve functions and classes by name, `tensor_of` with this device."""
-        found = super().find_class(module_name, global_name)
-        return (lambda array: tensor_of(array).to(self.device)) if found is tensor_of else found
-
-
 def receive(pipe: "Connection[Any, Any]", device: torch.device) -> Message:
     """Wait for the next message and return it with its tensors on `device`. Raises EOFError if the sender is gone."""
-    return StepUnpickler(io.BytesIO(pipe.recv_bytes()), device).load()
+    message = pickle.loads(pipe.recv_bytes())
+    return uploaded(message, device) if isinstance(message, Step) and device.type != "cpu" else message
