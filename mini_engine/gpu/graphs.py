@@ -278,19 +278,15 @@ def can_record(pool: Any) -> bool:
 
 
 def runner_for(eager: ModelRunner, max_rows: int, extras: Extras = NO_EXTRAS) -> Runner:
-    """Return a GraphRunner if steps can be recorded, otherwise `eager`."""
-    if can_record(eager.pool):
-        return captured_or(lambda: GraphRunner(eager, max_rows, CudaCapture(), extras), eager)
-    return eager
+    """Return a GraphRunner if steps can be recorded, otherwise `eager`.
 
-
-def captured_or(capture: Callable[[], Runner], eager: Runner) -> Runner:
-    """Return the runner that `capture` creates; if that fails, say why on stderr and return `eager`.
-
-    A failed capture leaves the model as it was, so steps can still be launched kernel by kernel.
+    A failed capture is reported on stderr. It leaves the model as it was, so steps can still be launched kernel by
+    kernel.
     """
+    if not can_record(eager.pool):
+        return eager
     try:
-        return capture()
+        return GraphRunner(eager, max_rows, CudaCapture(), extras)
     except Exception as error:  # torch's, CUDA's and Triton's errors have no common base class
         sys.stderr.write(
             f"cuda graphs: capturing decode steps failed ({first_cause(error)}). Launching their kernels one by one: "

@@ -3,11 +3,10 @@
 import threading
 from multiprocessing.context import SpawnContext
 from queue import SimpleQueue
-from typing import ClassVar
 
 from mini_engine.base.errors import UserError
 from mini_engine.distributed.tensor_parallel.others import PRINTED, ctrl_c_ignored
-from mini_engine.distributed.tensor_parallel.pulse import TICK_SECONDS, Pulse, bytes_for
+from mini_engine.distributed.tensor_parallel.pulse import TICK_SECONDS, Pulse
 from mini_engine.handover.prefill import Seat, work
 from mini_engine.handover.protocol import Ask, Cancel, Close, Failed, Layout, Message
 
@@ -21,8 +20,6 @@ class Handle:
     Attributes:
         is_lost: set by the first to notice its end. num_held: blocks that its requests held, as last reported.
     """
-
-    PULSE_BYTES: ClassVar[int] = bytes_for(2)
 
     def __init__(self, number: int, seat: Seat, context: SpawnContext) -> None:
         self.number, self.is_lost, self.num_held = number, False, 0

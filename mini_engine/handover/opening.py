@@ -14,7 +14,9 @@ from mini_engine.assembly.pools import OWN_POOLS, Pools
 from mini_engine.assembly.storage import Storage
 from mini_engine.base.errors import UserError
 from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
+from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
+from mini_engine.handover.either import EitherConnector
 from mini_engine.handover.extras import ExtraBuffers
 from mini_engine.handover.prefill import Built
 from mini_engine.handover.protocol import Layout
@@ -23,6 +25,7 @@ from mini_engine.handover.sender import SendingConnector
 from mini_engine.handover.stage import Stage
 from mini_engine.handover.transfers import Transfers
 from mini_engine.handover.workers import PrefillWorkers
+from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.tiers.keys import Identity
 
 STAGE_BYTES = 2**28
@@ -99,6 +102,15 @@ def receiving_connector(
     connector = ReceivingConnector(workers, transfers, stage, blocks, config.block_size, extras, min_tokens)
     weakref.finalize(connector, workers.close)
     return connector
+
+
+def workers_of(engine: Engine) -> PrefillWorkers:
+    """Return the prefill workers of an engine, which must have some."""
+    connector = cache_of(engine.scheduler.manager).connector
+    if isinstance(connector, EitherConnector):
+        connector = connector.workers
+    assert isinstance(connector, ReceivingConnector) and isinstance(connector.senders, PrefillWorkers)
+    return connector.senders
 
 
 def one_end(

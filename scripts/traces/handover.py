@@ -115,9 +115,8 @@ class Handover(Tape):
         self.worker = Worker(self.stage, 1, self.hear)
         letters: Any = Letters()
         self.letters, self.requests = letters, dict[str, Request]()
-        senders: Any = self
         self.connector = ReceivingConnector(
-            senders, self.transfers, self.stage, letters, BLOCK_SIZE, ExtraBuffers((), BLOCK_SIZE), 1
+            self, self.transfers, self.stage, letters, BLOCK_SIZE, ExtraBuffers((), BLOCK_SIZE), 1
         )
         self.manager = coordinated(NUM_BLOCKS, BLOCK_SIZE, letters.copy, prefixes=PrefixCache, connector=self.connector)
         self.owners = dict[int, str]()

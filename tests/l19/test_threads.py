@@ -13,7 +13,6 @@ from mini_engine.handover import prefill, workers
 class NoProcess:
     """A worker's handle that starts nothing, or cannot."""
 
-    PULSE_BYTES = 64
     fails = False
 
     def __init__(self, number, seat, context):

@@ -4,18 +4,17 @@ SIGTERM or Ctrl-C drains, then ends. SIGHUP replaces all replicas, one after ano
 """
 
 import argparse
-import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import ModuleType
 
 from mini_engine.base.errors import UserError
 from mini_engine.cli.arguments import tokenizer_of
 from mini_engine.distributed.replicas.cluster import Cluster
 from mini_engine.distributed.replicas.service import ReplicaMetrics, ReplicaService
+from mini_engine.distributed.restart import replacing_on_hangup
 from mini_engine.server.app import ServerApp
 from mini_engine.server.background import DrainingServer, url_of
 from mini_engine.server.server_config import ServerConfig
@@ -24,8 +23,6 @@ NEEDED = (
     "several replicas need the extra 'distributed': pip install \"kv-course[distributed]\"; "
     'in a clone, pip install -e ".[distributed]" or make setup ARGS="--extras distributed"'
 )
-
-log = logging.getLogger(__name__)
 
 
 def run(args: argparse.Namespace, config: ServerConfig, listener: socket.socket) -> int:
@@ -40,12 +37,13 @@ def run(args: argparse.Namespace, config: ServerConfig, listener: socket.socket)
         metrics = ReplicaMetrics(fleet.scrape)
         app = ServerApp(ReplicaService(cluster, config, metrics, args.replicas, fleet.num_alive))
         app.prepare()
-        with restarting(fleet):
+        with replacing_on_hangup(fleet.deploy, f"{args.replicas} replicas") as restart:
             if asked_to_end():
                 return 0
             name, count = config.model_name, args.replicas
             print(f"serving {name} from {count} replicas at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
             DrainingServer(app, config.grace_seconds).run([listener])
+        restart.running.acquire()  # one that is under way ends before Ray does
     return 0
 
 
@@ -72,28 +70,3 @@ def noting_sigterm() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(noted)
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def restarting(fleet) -> Iterator[None]:
-    """Replace all replicas whenever SIGHUP arrives. Windows has no such signal."""
-    if not hasattr(signal, "SIGHUP"):
-        yield
-        return
-    with ThreadPoolExecutor(1, "restart") as thread:
-        before = signal.signal(signal.SIGHUP, lambda number, frame: thread.submit(restart, fleet))
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGHUP, before)
-
-
-def restart(fleet) -> None:
-    """Replace all replicas, and report it on stdout; a failure is logged."""
-    try:
-        fleet.deploy()
-    except Exception:
-        log.exception("the replicas could not be replaced; running ones continue")
-    else:
-        with suppress(OSError):  # the output's disk may be full
-            print(f"replaced {fleet.config.num_replicas} replicas", flush=True)

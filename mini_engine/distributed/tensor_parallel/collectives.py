@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mini_engine.layers.exchange import NativeExchange
+from mini_engine.layers.exchange import Exchange, NativeExchange
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Traffic:
         self.bytes += x.nbytes
 
 
-class Collectives(Protocol):
+class Collectives(Exchange, Protocol):
     """The meetings of the ranks of one model.
 
     Attributes:
@@ -48,10 +48,6 @@ class Collectives(Protocol):
     rank: int
     num_ranks: int
     traffic: Traffic
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """Add x, of the same shape and dtype in all ranks, over all of them, in place, and return it."""
-        ...
 
     def gather(self, x: Tensor) -> Tensor:
         """Return all ranks' x `[R, n]` side by side, `[R, num_ranks * n]`, in rank 0. Others get their own back."""
