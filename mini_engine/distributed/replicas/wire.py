@@ -1,7 +1,6 @@
-"""Lesson 13. Messages between the server and its replicas: jobs with the keys of their blocks out, deltas back.
+"""Lesson 13. What travels between the server and its replicas: numbers, short texts, and the forms of grammars.
 
-Numbers and short texts only, so everything can be pickled. Tokens become text in the replica, since a stop string ends
-an answer there. A compiled grammar cannot be pickled, so its form is sent.
+So everything can be pickled. Tokens become text in the replica, since a stop string ends an answer there.
 """
 
 from dataclasses import dataclass
