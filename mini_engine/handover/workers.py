@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 
 from mini_engine.distributed.routing.keys import block_keys
 from mini_engine.distributed.routing.policy import Policy
-from mini_engine.distributed.tensor_parallel.pulse import TICK_SECONDS, bytes_for
+from mini_engine.distributed.tensor_parallel.pulse import TICK_SECONDS, pulse_bytes
 from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 from mini_engine.handover.handle import Handle
 from mini_engine.handover.prefill import Seat
@@ -131,7 +131,7 @@ class PrefillWorkers:
 
     def _start(self) -> Handle:
         self._last_number += 1
-        seat = Seat(self.build, self.block, SharedBlock(bytes_for(2)), self.num_threads)
+        seat = Seat(self.build, self.block, SharedBlock(pulse_bytes(2)), self.num_threads)
         return Handle(self._last_number, seat, mp.get_context("spawn"))
 
     def _add_new(self, instead_of: int | None = None) -> None:

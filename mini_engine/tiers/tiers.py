@@ -57,7 +57,7 @@ class Tiers:
 
     def __init__(self, host: HostTier, disk: DiskTier | NoDisk, max_waiting: int = MAX_WAITING) -> None:
         self.host, self.disk = host, disk
-        self.writer: Background[Record] = Background("kv-tier-writer", self._write, max_waiting)
+        self.writer: Background[Record] = Background("kv-tier-writer", disk.put, max_waiting)
         self.reader: Background[Wanted] = Background("kv-tier-reader", self._read, max_waiting)
         self.feeders: list[Background[Any]] = []
         self.coming: set[bytes] = set()
@@ -140,9 +140,6 @@ class Tiers:
         self.reader.close(0.0)
         for thread in (*self.feeders, self.writer):
             thread.close(CLOSE_SECONDS)
-
-    def _write(self, record: Record) -> None:
-        self.disk.put(record)
 
     def _read(self, wanted: Wanted) -> None:
         try:

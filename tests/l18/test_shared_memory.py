@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mini_engine.base.errors import UserError
 from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
-from mini_engine.distributed.tensor_parallel.shared_memory import LIBRARY, SharedMemoryCollectives, bytes_for
+from mini_engine.distributed.tensor_parallel.shared_memory import LIBRARY, SharedMemoryCollectives, meeting_bytes
 
 try:
     LIBRARY.load()
@@ -29,7 +29,7 @@ class Together:
     """All ranks of a model, in threads."""
 
     def __init__(self, num_ranks, patience=60.0):
-        self.block = block = SharedBlock(bytes_for(num_ranks, PLACE))
+        self.block = block = SharedBlock(meeting_bytes(num_ranks, PLACE))
         self.lost = ctypes.c_int32.from_address(block.address)
         self.ranks = [SharedMemoryCollectives(rank, num_ranks, block, patience, PLACE) for rank in range(num_ranks)]
         self.threads = ThreadPoolExecutor(num_ranks)

@@ -111,17 +111,12 @@ class WriteBlocks(NamedTuple):
 Message = Order | Step
 
 
-def tensor_of(array: Any) -> Tensor:
-    """Return a tensor that was sent as an array."""
-    return torch.from_numpy(array)
-
-
 class StepPickler(pickle.Pickler):
     """Pickles tensors as arrays: a step of six takes 0.03 ms, not 0.5 ms as with torch's own pickling."""
 
     def reducer_override(self, value: Any) -> Any:
         """Reduce tensors to arrays. NotImplemented leaves other objects to pickle."""
-        return (tensor_of, (value.cpu().numpy(),)) if isinstance(value, Tensor) else NotImplemented
+        return (torch.from_numpy, (value.cpu().numpy(),)) if isinstance(value, Tensor) else NotImplemented
 
 
 def packed(message: Message) -> bytes:

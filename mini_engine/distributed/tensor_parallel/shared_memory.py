@@ -48,7 +48,7 @@ class SharedMemoryCollectives(Collectives):
     """The collectives of one rank. Sums are the same in all ranks, bit for bit: each adds in the order of the ranks.
 
     Args:
-        block: of `bytes_for(num_ranks, place_bytes)` bytes. Any value but 0 in its first int32 ends all waiting.
+        block: of `meeting_bytes(num_ranks, place_bytes)` bytes. Any value but 0 in its first int32 ends all waiting.
         patience: seconds to wait for a rank that is alive.
         place_bytes: size of each rank's place; longer parts go in pieces.
 
@@ -105,6 +105,6 @@ class SharedMemoryCollectives(Collectives):
         return NativeExchange(address, ctypes.addressof(self.meeting), self.rank == 0)
 
 
-def bytes_for(num_ranks: int, place_bytes: int = PLACE_BYTES) -> int:
+def meeting_bytes(num_ranks: int, place_bytes: int = PLACE_BYTES) -> int:
     """Return the bytes that `num_ranks` ranks share: a line to end all waiting, and a flag and two places for each."""
     return CACHE_LINE + num_ranks * (CACHE_LINE + 2 * place_bytes)

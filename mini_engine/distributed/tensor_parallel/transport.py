@@ -23,7 +23,7 @@ from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
 from mini_engine.distributed.tensor_parallel.collectives import Collectives, TorchCollectives
 from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
-from mini_engine.distributed.tensor_parallel.shared_memory import LIBRARY, SharedMemoryCollectives, bytes_for
+from mini_engine.distributed.tensor_parallel.shared_memory import LIBRARY, SharedMemoryCollectives, meeting_bytes
 
 MEETING = timedelta(seconds=8)  # for ranks that are all ready; gloo would keep waiting for one that has died
 TRANSPORTS = ("auto", "memory", "gloo", "nccl")
@@ -61,7 +61,7 @@ class MemoryTransport(Transport):
     def __init__(self, num_ranks: int, patience: timedelta) -> None:
         LIBRARY.load()  # now in the cache, where every rank finds it
         self.num_ranks, self.patience = num_ranks, patience.total_seconds()
-        self.block = SharedBlock(bytes_for(num_ranks))
+        self.block = SharedBlock(meeting_bytes(num_ranks))
 
     def collectives(self, rank: int) -> SharedMemoryCollectives:
         """Return the collectives of a rank."""
