@@ -156,7 +156,7 @@ def store_of(engine: Engine) -> BlockStore:
 
 def restored(engine: Engine, outcome: Outcome) -> Outcome:
     """Add the number of tokens that came back from a tier."""
-    outcome.kv["restored_tokens"] = store_of(engine).traffic.restored_tokens
+    outcome.kv["restored_tokens"] = store_of(engine).restored_tokens
     return outcome.exercising(outcome.kv["restored_tokens"], "no token came back from a tier")
 
 

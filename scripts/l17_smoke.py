@@ -91,7 +91,7 @@ def from_host(model, prompts, args, **options) -> Outcome:
     done = outcome(engine, answers(engine, prompts, args, name="again"))
     connector = cache_of(engine.scheduler.manager).connector
     assert isinstance(connector, TierConnector)
-    done.kv["restored_tokens"] = connector.block_store.traffic.restored_tokens
+    done.kv["restored_tokens"] = connector.block_store.restored_tokens
     return done.exercising(done.kv["restored_tokens"], "no token came back from a tier")
 
 

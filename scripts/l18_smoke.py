@@ -143,7 +143,7 @@ def tiers_of(engine: Engine) -> BlockStore:
 def restored(engine: Engine, outputs) -> Outcome:
     """Return the answers, and the number of tokens that came back from a tier."""
     done = outcome(engine, outputs)
-    done.kv["restored_tokens"] = tiers_of(engine).traffic.restored_tokens
+    done.kv["restored_tokens"] = tiers_of(engine).restored_tokens
     return done.exercising(done.kv["restored_tokens"], "no token came back from a tier")
 
 

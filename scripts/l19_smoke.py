@@ -132,12 +132,12 @@ class Paths:
         run = Run(self.small(prompts, args), args, "host")
         connector = cache_of(run.engine.scheduler.manager).connector
         assert isinstance(connector, EitherConnector) and isinstance(connector.tiers, TierConnector)
-        traffic = connector.tiers.block_store.traffic
+        store = connector.tiers.block_store
         run.answers(prompts)
         run.engine.scheduler.manager.coordinator.clear()
-        brought, restored = run.event("tokens"), traffic.restored_tokens
+        brought, restored = run.event("tokens"), store.restored_tokens
         done = run.outcome(run.answers(prompts))
-        done.kv["restored_tokens"] = traffic.restored_tokens - restored
+        done.kv["restored_tokens"] = store.restored_tokens - restored
         done.faults += ["a worker computed what host memory has"] if run.event("tokens") > brought else []
         return done.exercising(done.kv["restored_tokens"], "no token came back from host memory")
 

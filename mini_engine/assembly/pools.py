@@ -40,13 +40,13 @@ class Pools:
         """Return lesson 12's `Blocks` over a KV pool: whole blocks as bytes."""
         from mini_engine.tiers.blocks import BlockBytes
 
-        return BlockBytes.of_pool(kv)
+        return BlockBytes(*kv.parts)
 
     def state_bytes(self, states: Any) -> Any:
         """Return lesson 12's `Blocks` over a pool of states: whole slots as bytes."""
         from mini_engine.tiers.blocks import BlockBytes
 
-        return BlockBytes.of_pool(states)
+        return BlockBytes(*states.parts)
 
 
 OWN_POOLS = Pools()

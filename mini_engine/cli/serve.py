@@ -209,12 +209,13 @@ def in_words(num_workers: int) -> str:
     return " with 1 prefill worker" if num_workers == 1 else f" with {num_workers} prefill workers"
 
 
-def handling_hangup(server: "DrainingServer", engine: "Engine", num_workers: int) -> AbstractContextManager[None]:
+def handling_hangup(server: "DrainingServer", engine: "Engine", num_workers: int) -> AbstractContextManager[object]:
     """Return a context in which SIGHUP replaces the prefill workers, or drains if there are none."""
     if num_workers:
-        from mini_engine.handover.restart import replacing_on_hangup
+        from mini_engine.distributed.restart import replacing_on_hangup
+        from mini_engine.handover.opening import workers_of
 
-        return replacing_on_hangup(engine)
+        return replacing_on_hangup(workers_of(engine).replace_all, "all prefill workers")
     from mini_engine.server.background import draining_on_hangup
 
     return draining_on_hangup(server)

@@ -37,12 +37,7 @@ CPU = torch.device("cpu")
 CAPTURE_STEP = 8  # between capture sizes from 8 on, so a step has at most 7 rows of padding
 
 Replay = Callable[[], None]
-
-
-class Capture(Protocol):
-    """Runs and records `work`, whose tensors never move. Calling the result replays it."""
-
-    def __call__(self, work: Callable[[], None]) -> Replay: ...
+Capture = Callable[[Callable[[], None]], Replay]  # runs and records work whose tensors never move
 
 
 def no_graph(work: Callable[[], None]) -> Replay:
@@ -157,7 +152,6 @@ class Extras(Protocol):
         Args:
             tensors: on the host. meta: the plan of the chunks.
         """
-        ...
 
     def complete(self, meta: ForwardMeta, tensors: Sequence[Tensor], size: int) -> ForwardMeta:
         """Add the first `size` rows of `tensors`, which never move, to a plan."""
@@ -284,19 +278,15 @@ def can_record(pool: Any) -> bool:
 
 
 def runner_for(eager: ModelRunner, max_rows: int, extras: Extras = NO_EXTRAS) -> Runner:
-    """Return a GraphRunner if steps can be recorded, otherwise `eager`."""
-    if can_record(eager.pool):
-        return captured_or(lambda: GraphRunner(eager, max_rows, CudaCapture(), extras), eager)
-    return eager
+    """Return a GraphRunner if steps can be recorded, otherwise `eager`.
 
-
-def captured_or(capture: Callable[[], Runner], eager: Runner) -> Runner:
-    """Return the runner that `capture` creates; if that fails, say why on stderr and return `eager`.
-
-    A failed capture leaves the model as it was, so steps can still be launched kernel by kernel.
+    A failed capture is reported on stderr. It leaves the model as it was, so steps can still be launched kernel by
+    kernel.
     """
+    if not can_record(eager.pool):
+        return eager
     try:
-        return capture()
+        return GraphRunner(eager, max_rows, CudaCapture(), extras)
     except Exception as error:  # torch's, CUDA's and Triton's errors have no common base class
         sys.stderr.write(
             f"cuda graphs: capturing decode steps failed ({first_cause(error)}). Launching their kernels one by one: "

@@ -44,16 +44,6 @@ def block_of(tables: Iterable[Table], device: torch.device, pin_memory: bool = F
     return block, views
 
 
-class NoEvent:
-    """An event that is always complete: on a CPU a copy ends before the call returns."""
-
-    def record(self) -> None:
-        """Do nothing."""
-
-    def synchronize(self) -> None:
-        """Do nothing."""
-
-
 class Staging:
     """A block on the host that is filled repeatedly, and the copy of its first bytes to a block on the device.
 
@@ -64,15 +54,17 @@ class Staging:
 
     def __init__(self, host: Tensor, device: Tensor) -> None:
         self.host, self.device = host, device
-        self.sent = torch.cuda.Event() if device.device.type == "cuda" else NoEvent()
+        self.sent = torch.cuda.Event() if device.device.type == "cuda" else None  # a CPU copies at once
 
     @contextmanager
     def filling(self, num_bytes: int) -> Iterator[None]:
         """Let the `with` block fill the host's block, then copy its first `num_bytes`, unless there is an error."""
-        self.sent.synchronize()
+        if self.sent is not None:
+            self.sent.synchronize()
         yield
         self.device[:num_bytes].copy_(self.host[:num_bytes], non_blocking=True)
-        self.sent.record()
+        if self.sent is not None:
+            self.sent.record()
 
 
 def upload(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:

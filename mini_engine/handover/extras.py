@@ -10,7 +10,7 @@ from mini_engine.tiers.companions import Companion
 from mini_engine.tiers.records import Bytes
 
 
-class Extras:
+class ExtraBuffers:
     """The buffers that follow those of the blocks: item by item, in the order of the blocks that they go with.
 
     Args:

@@ -3,13 +3,12 @@
 import threading
 from multiprocessing.context import SpawnContext
 from queue import SimpleQueue
-from typing import ClassVar
 
 from mini_engine.base.errors import UserError
 from mini_engine.distributed.tensor_parallel.others import PRINTED, ctrl_c_ignored
-from mini_engine.distributed.tensor_parallel.pulse import TICK_SECONDS, Pulse, bytes_for
+from mini_engine.distributed.tensor_parallel.pulse import TICK_SECONDS, Pulse
 from mini_engine.handover.prefill import Seat, work
-from mini_engine.handover.protocol import Ask, Cancel, Close, Failed, Layout, Message, packed, unpacked
+from mini_engine.handover.protocol import Ask, Cancel, Close, Failed, Layout, Message
 
 
 class Handle:
@@ -21,8 +20,6 @@ class Handle:
     Attributes:
         is_lost: set by the first to notice its end. num_held: blocks that its requests held, as last reported.
     """
-
-    PULSE_BYTES: ClassVar[int] = bytes_for(2)
 
     def __init__(self, number: int, seat: Seat, context: SpawnContext) -> None:
         self.number, self.is_lost, self.num_held = number, False, 0
@@ -54,15 +51,11 @@ class Handle:
             while not self.pipe.poll(TICK_SECONDS):
                 if seconds := self.seconds_silent():
                     return Failed(f"it sent no heartbeat for {seconds:g} s")
-            return self.receive()
+            return self.pipe.recv()
         except (EOFError, OSError):
             self.process.join()
             code = self.process.exitcode or 0
             return Failed(f"it ended before it was ready, with exit code {code}" + (PRINTED if code > 0 else ""))
-
-    def receive(self) -> Message:
-        """Wait for the worker's next message. Raises EOFError or OSError if it has ended."""
-        return unpacked(self.pipe.recv_bytes())
 
     def send(self, message: Ask | Cancel | Close) -> None:
         """Send a message without waiting: a stopped worker does not read."""
@@ -83,6 +76,6 @@ class Handle:
     def _send_all(self) -> None:
         try:
             while (message := self.outbox.get()) is not None:
-                self.pipe.send_bytes(packed(message))
+                self.pipe.send(message)
         except OSError:
             return  # the thread that reads from it notices its end

@@ -14,8 +14,10 @@ from mini_engine.assembly.pools import OWN_POOLS, Pools
 from mini_engine.assembly.storage import Storage
 from mini_engine.base.errors import UserError
 from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
+from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.handover.extras import Extras
+from mini_engine.handover.either import EitherConnector
+from mini_engine.handover.extras import ExtraBuffers
 from mini_engine.handover.prefill import Built
 from mini_engine.handover.protocol import Layout
 from mini_engine.handover.receiver import ReceivingConnector
@@ -23,6 +25,7 @@ from mini_engine.handover.sender import SendingConnector
 from mini_engine.handover.stage import Stage
 from mini_engine.handover.transfers import Transfers
 from mini_engine.handover.workers import PrefillWorkers
+from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.tiers.keys import Identity
 
 STAGE_BYTES = 2**28
@@ -73,10 +76,8 @@ def sending_connector(
     storage: Storage, config: EngineConfig, identity: Identity, block: SharedBlock, say: Callable[[Any], None]
 ) -> tuple[SendingConnector, Layout]:
     """Return the connector of a worker's engine over the stage in `block`, and its layout."""
-    blocks, extras = copiers(storage, OWN_POOLS)
-    stage = stage_over(block, blocks.payload_bytes)
-    connector = SendingConnector(stage, blocks, config.block_size, extras, say)
-    return connector, layout_of(identity, blocks, extras)
+    blocks, extras, stage, layout = one_end(storage, OWN_POOLS, identity, block)
+    return SendingConnector(stage, blocks, config.block_size, extras, say), layout
 
 
 def receiving_connector(
@@ -87,8 +88,7 @@ def receiving_connector(
     Raises:
         UserError: a worker cannot start or its layout differs, or the stage is too small for one block.
     """
-    blocks, extras = copiers(storage, pools)
-    stage = stage_over(workers.block, blocks.payload_bytes)
+    blocks, extras, stage, layout = one_end(storage, pools, identity, workers.block)
     least = 1 + extras.num_buffers(0, 1)
     if stage.num_buffers < least:
         raise UserError(
@@ -97,31 +97,28 @@ def receiving_connector(
             param="handover_bytes",
         )
     transfers = Transfers(stage.num_buffers)
-    workers.meet(layout_of(identity, blocks, extras), transfers)
+    workers.meet(layout, transfers)
     min_tokens = MIN_TOKENS if config.handover_min_tokens is None else config.handover_min_tokens
     connector = ReceivingConnector(workers, transfers, stage, blocks, config.block_size, extras, min_tokens)
     weakref.finalize(connector, workers.close)
     return connector
 
 
-def copiers(storage: Storage, pools: Pools) -> tuple[Any, Extras]:
-    """Return the block copier and the extras copier of a storage."""
+def workers_of(engine: Engine) -> PrefillWorkers:
+    """Return the prefill workers of an engine, which must have some."""
+    connector = cache_of(engine.scheduler.manager).connector
+    if isinstance(connector, EitherConnector):
+        connector = connector.workers
+    assert isinstance(connector, ReceivingConnector) and isinstance(connector.senders, PrefillWorkers)
+    return connector.senders
+
+
+def one_end(
+    storage: Storage, pools: Pools, identity: Identity, block: SharedBlock
+) -> tuple[Any, ExtraBuffers, Stage, Layout]:
+    """Return what one end has: its copiers of blocks and extras, the stage over `block`, and its layout."""
     blocks = pools.block_bytes(storage.kv)
-    return blocks, Extras(storage.companions(pools, blocks), blocks.payload_bytes)
-
-
-def layout_of(identity: Identity, blocks: Any, extras: Extras) -> Layout:
-    """Return the layout that both ends must have in common."""
-    return Layout(
-        identity.weights,
-        identity.config,
-        identity.kv_dtype,
-        identity.block_size,
-        blocks.payload_bytes,
-        extras.num_bytes,
-    )
-
-
-def stage_over(block: SharedBlock, buffer_bytes: int) -> Stage:
-    """Return the stage over shared memory, with as many buffers as fit."""
-    return Stage(block, block.size // buffer_bytes, buffer_bytes)
+    size = blocks.payload_bytes
+    extras = ExtraBuffers(storage.companions(pools, blocks), size)
+    digests = identity.weights, identity.config, identity.kv_dtype, identity.block_size
+    return blocks, extras, Stage(block, block.size // size, size), Layout(*digests, size, extras.num_bytes)

@@ -18,7 +18,7 @@ from mini_engine.distributed.tensor_parallel.pulse import Pulse, live_with_paren
 from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.handover.protocol import Ask, Cancel, Close, Failed, Layout, packed, unpacked
+from mini_engine.handover.protocol import Ask, Cancel, Close, Failed, Layout
 from mini_engine.handover.sender import SendingConnector
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
@@ -53,12 +53,12 @@ def work(seat: Seat, pipe: "Connection[Any, Any]") -> None:
     torch.set_num_threads(seat.num_threads)
     try:
         with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-            built = seat.build(seat.block, lambda message: pipe.send_bytes(packed(message)))
-            pipe.send_bytes(packed(built.layout))
+            built = seat.build(seat.block, pipe.send)
+            pipe.send(built.layout)
             Worker(built.engine, built.connector, pipe).run()
     except Exception as error:  # the receiver reports it to the user
         with suppress(OSError):
-            pipe.send_bytes(packed(Failed(first_line(error))))
+            pipe.send(Failed(first_line(error)))
         if not isinstance(error, UserError):
             raise
 
@@ -75,7 +75,7 @@ class Worker:
         """Work until `Close` has arrived and nothing is left to do, or the receiver is gone (EOFError)."""
         while not (self.is_closing and not self.engine.has_unfinished):
             while self.pipe.poll(0 if self.engine.has_unfinished else None):
-                self.hear(unpacked(self.pipe.recv_bytes()))
+                self.hear(self.pipe.recv())
                 if self.is_closing:
                     break
             if self.engine.has_unfinished:

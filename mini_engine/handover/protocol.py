@@ -8,10 +8,10 @@
            <──────────────────────────────────── Cancel(id) ──   the client has gone
            ── Ended(id) ──────────────────────────────────>   writes into none of its buffers any more
 
-No byte of K and V is in a message: those are in the buffers (`stage.py`).
+No byte of K and V is in a message: those are in the buffers (`stage.py`). Messages are pickled, which is safe between
+processes of one program.
 """
 
-import pickle
 from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
@@ -97,13 +97,3 @@ class Failed(NamedTuple):
 
 
 Message = Layout | Ask | Cancel | Close | Filled | Ended | Failed
-
-
-def packed(message: Message) -> bytes:
-    """Return a message as bytes. Both ends are processes of one program, so pickle is safe here."""
-    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-
-
-def unpacked(sent: bytes) -> Message:
-    """Return the message that was sent."""
-    return pickle.loads(sent)

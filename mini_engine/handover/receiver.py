@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from mini_engine.handover.extras import Extras
+from mini_engine.handover.extras import ExtraBuffers
 from mini_engine.handover.protocol import Ask, Cancel
 from mini_engine.handover.stage import Stage, State
 from mini_engine.handover.transfers import Transfer, Transfers
@@ -30,7 +30,16 @@ Key = tuple[Hashable, bytes]
 
 
 class Senders(Protocol):
-    """The processes that compute prompts: `PrefillWorkers`."""
+    """The processes that compute prompts: `PrefillWorkers`.
+
+    num_losses: senders that have died, or had to be killed, so far. num_away: those missing now: lost, not replaced.
+    """
+
+    @property
+    def num_losses(self) -> int: ...
+
+    @property
+    def num_away(self) -> int: ...
 
     def choose(self, tokens: array, namespace: Hashable) -> int | None:
         """Return the number of the sender that a prompt should go to; None if there is none now."""
@@ -38,28 +47,16 @@ class Senders(Protocol):
 
     def send(self, sender: int, message: Ask | Cancel) -> None:
         """Send a message. Does nothing if the sender is lost: its transfers are ended then."""
-        ...
-
-    @property
-    def num_losses(self) -> int:
-        """The number of senders that have died, or had to be killed, so far."""
-        ...
-
-    @property
-    def num_away(self) -> int:
-        """The number of senders missing now: lost, and not replaced."""
-        ...
 
     def close(self) -> None:
         """End all senders."""
-        ...
 
 
 class ReceivingConnector(KvConnector):
     """Connects an engine's manager to senders.
 
     Args:
-        senders: they compute. transfers: the account of what they were lent. stage: the buffers.
+        senders: they compute prompts. transfers: the account of what they were lent. stage: the buffers.
         blocks: copies the pool's blocks, of `block_size` tokens. extras: what comes with them.
         min_tokens: prompts with fewer tokens to hand over are computed here.
 
@@ -76,7 +73,7 @@ class ReceivingConnector(KvConnector):
         stage: Stage,
         blocks: Blocks,
         block_size: int,
-        extras: Extras,
+        extras: ExtraBuffers,
         min_tokens: int,
     ) -> None:
         self.senders, self.transfers, self.stage = senders, transfers, stage

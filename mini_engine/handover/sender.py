@@ -8,7 +8,7 @@ is admitted. So the pool's own blocks can be freed, evicted or preempted as ever
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mini_engine.handover.extras import Extras
+from mini_engine.handover.extras import ExtraBuffers
 from mini_engine.handover.protocol import Ask, Ended, Filled
 from mini_engine.handover.stage import Stage
 from mini_engine.kv.connector import KvConnector
@@ -48,7 +48,7 @@ class SendingConnector(KvConnector):
     """
 
     def __init__(
-        self, stage: Stage, blocks: Blocks, block_size: int, extras: Extras, say: Callable[[Filled | Ended], None]
+        self, stage: Stage, blocks: Blocks, block_size: int, extras: ExtraBuffers, say: Callable[[Filled | Ended], None]
     ) -> None:
         self.stage, self.blocks, self.block_size = stage, blocks, block_size
         self.extras, self.say = extras, say

@@ -114,7 +114,6 @@ class Stage:
         start = buffer * self.buffer_bytes
         self.memory[start : start + len(payload)] = memoryview(payload).cast("B")
 
-    def read(self, buffer: int, num_bytes: int | None = None) -> memoryview:
-        """Return a view of the first `num_bytes` bytes of a buffer, by default all of them."""
-        start = buffer * self.buffer_bytes
-        return self.memory[start : start + (self.buffer_bytes if num_bytes is None else num_bytes)]
+    def read(self, buffer: int) -> memoryview:
+        """Return a view of a buffer."""
+        return self.memory[buffer * self.buffer_bytes : (buffer + 1) * self.buffer_bytes]

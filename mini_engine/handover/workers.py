@@ -5,7 +5,6 @@ would write into them. Then its transfers end, and another worker takes its plac
 ends too, it is retried with growing pauses.
 """
 
-import hashlib
 import logging
 import threading
 from array import array
@@ -15,16 +14,15 @@ from contextlib import suppress
 import torch
 import torch.multiprocessing as mp
 
+from mini_engine.distributed.routing.keys import block_keys
 from mini_engine.distributed.routing.policy import Policy
-from mini_engine.distributed.tensor_parallel.pulse import TICK_SECONDS
+from mini_engine.distributed.tensor_parallel.pulse import TICK_SECONDS, pulse_bytes
 from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 from mini_engine.handover.handle import Handle
 from mini_engine.handover.prefill import Seat
 from mini_engine.handover.protocol import Ask, Cancel, Close, Ended, Filled, Layout
 from mini_engine.handover.stage import BrokenProtocol
 from mini_engine.handover.transfers import Transfers
-from mini_engine.kv.radix_node import TOKEN_BYTES
-from mini_engine.tiers.keys import chain
 
 MOST_LOSSES = 3  # in a row, without a complete transfer in between: from then on there is a pause before the next start
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds; each pause is twice the one before
@@ -93,8 +91,7 @@ class PrefillWorkers:
         loads = {number: float(self._account.num_open(number)) for number in list(self.handles)}
         if not loads:
             return None
-        root = hashlib.sha256(repr(namespace).encode()).digest()
-        keys = list(chain(root, tokens.tobytes(), self.block_size * TOKEN_BYTES))
+        keys = block_keys(tokens, namespace, self.block_size)
         number = self.policy.choose(keys, loads)
         self.policy.sent(number, keys)
         return number
@@ -134,7 +131,7 @@ class PrefillWorkers:
 
     def _start(self) -> Handle:
         self._last_number += 1
-        seat = Seat(self.build, self.block, SharedBlock(Handle.PULSE_BYTES), self.num_threads)
+        seat = Seat(self.build, self.block, SharedBlock(pulse_bytes(2)), self.num_threads)
         return Handle(self._last_number, seat, mp.get_context("spawn"))
 
     def _add_new(self, instead_of: int | None = None) -> None:
@@ -169,7 +166,7 @@ class PrefillWorkers:
         with suppress(EOFError, OSError):
             try:
                 while True:
-                    self._note(handle, handle.receive())
+                    self._note(handle, handle.pipe.recv())
             except BrokenProtocol as error:
                 why = f"broke the protocol ({error})"
         self._lose(handle, why)

@@ -56,14 +56,11 @@ class Speculator(Decoding):
         self.num_drafted = self.num_accepted = 0
 
     def plan(self, scheduler: Scheduler) -> list[Chunk]:
-        """Return the step's chunks, with drafts for requests that decode, and slots for them."""
-        return self.extend(scheduler, scheduler.schedule())
-
-    def extend(self, scheduler: Scheduler, chunks: list[Chunk]) -> list[Chunk]:
-        """Return the chunks with drafts for requests that decode, and slots for them.
+        """Return the step's chunks, with drafts for requests that decode, and slots for them.
 
         Drafts take the rest of the step's token budget, and free blocks that are not reserved.
         """
+        chunks = scheduler.schedule()
         self.num_drafted = self.num_accepted = 0
         decoding = [chunk for chunk in chunks if chunk.samples and not chunk.request.is_prefilling]
         share = share_of_rows(self.speculation.max_rows, len(decoding))

@@ -28,7 +28,7 @@ class Background(Generic[ItemT]):
         num_dropped: items refused because the queue was full.
     """
 
-    def __init__(self, name: str, work: Callable[[ItemT], None], max_items: int) -> None:
+    def __init__(self, name: str, work: Callable[[ItemT], object], max_items: int) -> None:
         self.work = work
         self.items: queue.Queue[ItemT | None] = queue.Queue(max(1, max_items))
         self.num_dropped, self.counting = 0, threading.Lock()

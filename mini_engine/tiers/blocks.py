@@ -7,7 +7,6 @@ Contiguous, because a tier is read in large pieces or slowly.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,31 +14,17 @@ from torch import Tensor
 from mini_engine.tiers.records import Bytes
 
 
-class Pool(Protocol):
-    """A pool as copiers see it: lesson 3's, or lesson 11's of states, whose blocks are slots.
-
-    parts: lists of one tensor per layer, `[num_blocks, …]` each.
-    """
-
-    @property
-    def parts(self) -> Sequence[Sequence[Tensor]]: ...
-
-
 class BlockBytes:
     """Reads and writes whole blocks of a pool's tensors as bytes.
 
     Args:
-        parts: the pool's. They are looked up at each call: a pool that shrinks puts new tensors into its lists.
+        parts: the pool's, lists of one tensor per layer, `[num_blocks, …]` each; a state pool's blocks are its slots.
+            They are looked up at each call: a pool that shrinks puts new tensors into its lists.
     """
 
     def __init__(self, *parts: Sequence[Tensor]) -> None:
         self.parts = parts
         self.sizes = [tensor[0].nbytes for tensor in self.tensors]
-
-    @classmethod
-    def of_pool(cls, pool: Pool) -> "BlockBytes":
-        """Return the blocks of a pool."""
-        return cls(*pool.parts)
 
     @property
     def tensors(self) -> list[Tensor]:

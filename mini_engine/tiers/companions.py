@@ -53,7 +53,6 @@ class Companion(Protocol):
 
     def write(self, request_id: str, indices: Sequence[int], payloads: Sequence[Bytes]) -> None:
         """Copy items to where the request needs them. It has room for all tokens up to the last of these blocks."""
-        ...
 
 
 def num_each(companions: Iterable[Companion]) -> int:
@@ -75,7 +74,11 @@ class CompanionRecords:
     def wanted(self, prefix: Prefix, start: int, blocks: list[Wanted]) -> list[Wanted]:
         """Return the records to ask for: of `blocks`, which begin at index `start`, the loadable ones, then items."""
         stop = self.last_end(prefix, start, start + len(blocks))
-        items = [wanted_item(one, prefix, index) for one in self.companions for index in one.needed(start, stop)]
+        items = [
+            Wanted(*item_of(prefix, index, one.kind), one.payload_bytes, one.kind)
+            for one in self.companions
+            for index in one.needed(start, stop)
+        ]
         return [*blocks[: stop - start], *items]
 
     def last_end(self, prefix: Prefix, start: int, stop: int) -> int:
@@ -131,7 +134,8 @@ class CompanionRecords:
             new = [index for index in held if item_key(prefix.keys[index + 1], one.kind) not in self.tiers.host]
             payloads = one.read(request_id, new) if new else ()
             found += [
-                (index, item_record(one, prefix, index, payload)) for index, payload in zip(new, payloads, strict=True)
+                (index, Record(*item_of(prefix, index, one.kind), payload, one.kind))
+                for index, payload in zip(new, payloads, strict=True)
             ]
         return found
 
@@ -141,19 +145,7 @@ def item_key(key: bytes, kind: Kind) -> bytes:
     return hashlib.sha256(key + kind.name.lower().encode()).digest()
 
 
-def item_record(one: Companion, prefix: Prefix, index: int, payload: Bytes) -> Record:
-    """Return the record of the item of block `index`."""
+def item_of(prefix: Prefix, index: int, kind: Kind) -> tuple[bytes, bytes, bytes]:
+    """Return the key, the block's key and the tokens of the item of this kind that goes with block `index`."""
     key, _, tokens = prefix.part(index)
-    return Record(item_key(key, one.kind), key, tokens, payload, one.kind)
-
-
-def wanted_item(one: Companion, prefix: Prefix, index: int) -> Wanted:
-    """Return the record to ask for: the item of block `index`."""
-    key, _, tokens = prefix.part(index)
-    return Wanted(item_key(key, one.kind), key, tokens, one.payload_bytes, one.kind)
-
-
-def split(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Return the records of blocks, and those of companions."""
-    blocks = [record for record in records if record.kind is Kind.KV]
-    return blocks, [record for record in records if record.kind is not Kind.KV]
+    return item_key(key, kind), key, tokens

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from mini_engine.kv.connector import NOTHING, KvConnector, Load, Matched, TierStats
 from mini_engine.kv.prefixes import Stored
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
-from mini_engine.tiers.companions import Companion, CompanionRecords, split
+from mini_engine.tiers.companions import Companion, CompanionRecords
 from mini_engine.tiers.records import Kind, Record, Wanted
 from mini_engine.tiers.store import BlockStore, Prefix
 
 
 @dataclass(frozen=True)
 class TierLoad(Load):
-    """Records of blocks that follow one another, from index `start` on, and of what else a request needs there."""
+    """Records of blocks that follow one another, from index `start` on; `records` has those of companions, too."""
 
     start: int
     blocks: Sequence[Record]
-    companions: Sequence[Record]
+    records: Sequence[Record]
     connector: "TierConnector"
 
     @property
@@ -33,7 +33,7 @@ class TierLoad(Load):
     def into(self, request_id: str, blocks: Sequence[int]) -> None:
         """Copy the records into these blocks, and the companions to where the request needs them."""
         self.connector.block_store.restore(self.blocks, blocks)
-        self.connector.companions.write(request_id, self.start, self.start + len(self.blocks), self.companions)
+        self.connector.companions.write(request_id, self.start, self.start + len(self.blocks), self.records)
 
 
 class TierConnector(KvConnector):
@@ -76,7 +76,8 @@ class TierConnector(KvConnector):
         num_missing = self._stop(prefix, len(token_ids)) - num_computed_tokens // self.block_size - num_asked
         self.block_store.tiers.num_missing += max(0, num_missing)
         useful = self.companions.useful(wanted, records)
-        return TierLoad(num_computed_tokens // self.block_size, *split(useful), self) if useful else NOTHING
+        blocks = [record for record in useful if record.kind is Kind.KV]
+        return TierLoad(num_computed_tokens // self.block_size, blocks, useful, self) if useful else NOTHING
 
     def save_kv(self, request_id: str, stored: Stored, is_kept: bool) -> None:
         """Hand new blocks to the tiers, and what goes with them."""

@@ -12,59 +12,35 @@ that copy reads the gathered bytes, which nothing else writes.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mini_engine.tiers.background import Background
 from mini_engine.tiers.blocks import BlockBytes
-from mini_engine.tiers.store import Keep
+from mini_engine.tiers.store import Keep, Reader
 
 MAX_COPIES = 4
 
 
-class Event(Protocol):
-    """A place in a stream."""
-
-    def synchronize(self) -> None:
-        """Wait until the stream has come to this place."""
-        ...
-
-
-class Stream(Protocol):
-    """Work of a device, done in order, at some time: `CudaStream`."""
-
-    def submit(self, work: Callable[[], Any]) -> None:
-        """Put work at the end of the stream."""
-        ...
-
-    def record(self) -> Any:
-        """Return the end of the stream as it is now, an Event."""
-        ...
-
-    def wait(self, event: Any) -> None:
-        """Begin nothing that is submitted from now on until another stream has come to `event`."""
-        ...
-
-
 class CudaStream:
-    """A stream of a GPU."""
+    """A stream of a GPU: work that is done in order, at some time."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
 
     def submit(self, work: Callable[[], Any]) -> None:
-        """Launch kernels and copies in this stream."""
+        """Put work, which launches kernels and copies, at the end of the stream."""
         with torch.cuda.stream(self.stream):
             work()
 
     def record(self) -> Any:
-        """Return the end of the stream. A thread that waits for it sleeps."""
+        """Return the end of the stream as it is now. A thread that waits for it sleeps."""
         return self.stream.record_event(torch.cuda.Event(blocking=True))
 
-    def wait(self, event: Any) -> None:
-        """Let the stream wait for `event`, not the caller."""
+    def wait(self, event: torch.cuda.Event) -> None:
+        """Begin nothing that is submitted from now on until another stream has come to `event`. Returns at once."""
         self.stream.wait_event(event)
 
 
@@ -78,7 +54,7 @@ class Copy:
 
     gathered: Tensor
     pinned: Tensor
-    done: Event
+    done: torch.cuda.Event
     keep: Keep
 
     def finish(self) -> None:
@@ -87,7 +63,7 @@ class Copy:
         self.keep([row.clone().numpy().data for row in self.pinned])
 
 
-class BesideSteps:
+class BesideSteps(Reader):
     """Reads blocks without waiting for them. What is written to them later does not change what is read.
 
     Args:
@@ -96,9 +72,10 @@ class BesideSteps:
     """
 
     def __init__(
-        self, blocks: BlockBytes, streams: Callable[[], tuple[Stream, Stream]], copier: Background[Copy]
+        self, blocks: BlockBytes, streams: Callable[[], tuple[CudaStream, CudaStream]], copier: Background[Copy]
     ) -> None:
-        self.blocks, self.streams, self.copier = blocks, streams, copier
+        self.blocks: BlockBytes = blocks
+        self.streams, self.copier = streams, copier
 
     def read(self, blocks: Sequence[int], keep: Keep) -> None:
         """Put a gather in the stream of the steps, and behind it a copy in the other one; `keep` is called later."""
@@ -118,7 +95,7 @@ def beside_steps(blocks: BlockBytes) -> BesideSteps:
     """Return a reader of a GPU pool's blocks that works beside its steps, with a stream and a thread of its own."""
     side = CudaStream(torch.cuda.Stream(blocks.device))
 
-    def streams() -> tuple[Stream, Stream]:
+    def streams() -> tuple[CudaStream, CudaStream]:
         return CudaStream(torch.cuda.current_stream(blocks.device)), side
 
     return BesideSteps(blocks, streams, Background("kv-tier-copier", Copy.finish, MAX_COPIES))

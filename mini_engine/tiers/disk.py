@@ -45,11 +45,7 @@ class DiskTier:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        max_bytes: int,
-        seal: Seal = NO_SEAL,
-        clock: Callable[[], float] = time.monotonic,
+        self, directory: Path, max_bytes: int, seal: Seal = NO_SEAL, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.directory, self.max_bytes, self.seal = directory, max_bytes, seal
         make_private(directory)

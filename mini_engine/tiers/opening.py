@@ -19,7 +19,7 @@ from mini_engine.tiers.break_even import BreakEven, measured_copy, measured_disk
 from mini_engine.tiers.companions import Companion, bytes_behind, num_each
 from mini_engine.tiers.copies import beside_steps
 from mini_engine.tiers.keys import Identity, config_digest
-from mini_engine.tiers.store import Blocks, BlockStore, InStep, MinTokens, Reader
+from mini_engine.tiers.store import Blocks, BlockStore, MinTokens, Reader
 from mini_engine.tiers.tiers import MAX_WAITING, Tiers
 
 HOST_BYTES = 2**28
@@ -107,7 +107,7 @@ def open_tiers(
 def reader_for(blocks: Blocks, tiers: Tiers) -> Reader:
     """Return the tiers' reader of blocks: beside the steps if this process has them on a GPU."""
     if not isinstance(blocks, BlockBytes) or blocks.device.type != "cuda":
-        return InStep(blocks)
+        return Reader(blocks)
     reader = beside_steps(blocks)
     tiers.feeders.append(reader.copier)
     return reader

@@ -8,7 +8,6 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 from mini_engine.base.errors import UserError
 from mini_engine.tiers.files import check_private
@@ -20,34 +19,24 @@ MOST_KEY_BYTES = 2**16
 PARAM = "kv_cache_key_file"
 
 
-class Seal(Protocol):
-    """Seals records, as a disk tier sees it. num_bytes: the size of a tag."""
-
-    num_bytes: int
-
-    def tag(self, parts: Iterable[Bytes]) -> bytes: ...
-
-    def opened(self, stored: Bytes) -> memoryview: ...
-
-
-class NoSeal:
-    """The seal of an engine without a key: no tag, and every record is opened."""
+class Seal:
+    """The seal of an engine without a key: no tag, and every record is opened. num_bytes: the size of a tag."""
 
     num_bytes = 0
 
     def tag(self, parts: Iterable[Bytes]) -> bytes:
-        """Return nothing."""
+        """Return the tag of a record, given in parts."""
         return b""
 
     def opened(self, stored: Bytes) -> memoryview:
-        """Return the bytes as they are stored."""
+        """Return a record without its tag."""
         return memoryview(stored)
 
 
-NO_SEAL = NoSeal()
+NO_SEAL = Seal()
 
 
-class KeyedSeal:
+class KeyedSeal(Seal):
     """A tag made with `secret`, any number of bytes."""
 
     num_bytes = TAG_BYTES

@@ -1,7 +1,6 @@
 """Lesson 12. A pool's blocks in the tiers: saves whole blocks under their keys, and finds them again."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import takewhile
 from threading import Lock
@@ -27,22 +26,14 @@ class Blocks(Protocol):
     def write(self, blocks: Sequence[int], payloads: Sequence[Bytes]) -> None: ...
 
 
-class Reader(Protocol):
-    """Reads blocks that are to be saved: `InStep`, or on a GPU `BesideSteps`."""
-
-    def read(self, blocks: Sequence[int], keep: Keep) -> None:
-        """Read blocks as they are now, and hand their payloads to `keep`: before this returns, or later in a thread."""
-        ...
-
-
-class InStep:
-    """Reads blocks within the step, as is right where the pool is in host memory."""
+class Reader:
+    """Reads blocks that are to be saved, within the step: right where the pool is in host memory."""
 
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
 
     def read(self, blocks: Sequence[int], keep: Keep) -> None:
-        """Read blocks and hand their payloads to `keep`."""
+        """Read blocks as they are now, and hand their payloads to `keep`: before this returns, or later in a thread."""
         keep(self.blocks.read(blocks))
 
 
@@ -54,14 +45,6 @@ class MinTokens(NamedTuple):
 
 
 ALWAYS = MinTokens()
-
-
-@dataclass
-class Traffic:
-    """Tokens that went from the pool to the tiers, and back."""
-
-    saved_tokens: int = 0
-    restored_tokens: int = 0
 
 
 class Prefix:
@@ -92,6 +75,9 @@ class BlockStore:
         tiers: where records are kept. blocks: copies the pool's blocks. identity: what the keys are bound to.
         min_tokens: from how many on it pays to bring tokens back; by default always.
         reader: reads blocks that are to be saved; by default within the step.
+
+    Attributes:
+        saved_tokens, restored_tokens: tokens that went from the pool to the tiers, and back.
     """
 
     def __init__(
@@ -103,8 +89,8 @@ class BlockStore:
         reader: Reader | None = None,
     ) -> None:
         self.tiers, self.blocks, self.identity, self.min_tokens = tiers, blocks, identity, min_tokens
-        self.reader = reader or InStep(blocks)
-        self.traffic, self.counting = Traffic(), Lock()
+        self.reader = reader or Reader(blocks)
+        self.saved_tokens, self.restored_tokens, self.counting = 0, 0, Lock()
         self._recent = lru_cache(RECENT_TEXTS, typed=True)(self._new_prefix)
 
     def prefix(self, tokens: bytes, namespace: Hashable, width: int) -> Prefix:
@@ -168,7 +154,7 @@ class BlockStore:
     def restore(self, records: Sequence[Record], blocks: Sequence[int]) -> None:
         """Copy records into blocks."""
         self.blocks.write(blocks, [record.payload for record in records])
-        self.traffic.restored_tokens += len(blocks) * self.identity.block_size
+        self.restored_tokens += len(blocks) * self.identity.block_size
 
     def _keep(
         self, prefix: Prefix, indices: Sequence[int], more: Sequence[tuple[int, Record]], payloads: Sequence[Bytes]
@@ -179,7 +165,7 @@ class BlockStore:
         for _, record in sorted([*records, *more], key=lambda both: both[0]):
             self.tiers.put(record)
         with self.counting:  # the engine's thread and a copier's
-            self.traffic.saved_tokens += len(records) * self.identity.block_size
+            self.saved_tokens += len(records) * self.identity.block_size
 
     def _new_prefix(self, namespace: Hashable, tokens: bytes, width: int) -> Prefix:
         try:

@@ -10,7 +10,7 @@ when that is in host memory.
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 from mini_engine.kv.connector import TierStats
 from mini_engine.tiers.background import Background
@@ -21,18 +21,6 @@ from mini_engine.tiers.seal import seal_of
 
 CLOSE_SECONDS = 30.0
 MAX_WAITING = 64
-
-
-class Store(Protocol):
-    """A disk tier as `Tiers` sees it."""
-
-    def __contains__(self, key: bytes) -> bool: ...
-
-    def get(self, wanted: Wanted) -> Record | None: ...
-
-    def put(self, record: Record) -> bool: ...
-
-    def stats(self) -> list[TierStats]: ...
 
 
 class NoDisk:
@@ -67,9 +55,9 @@ class Tiers:
         feeders: threads that call `put`; `flush` waits for them first.
     """
 
-    def __init__(self, host: HostTier, disk: Store, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(self, host: HostTier, disk: DiskTier | NoDisk, max_waiting: int = MAX_WAITING) -> None:
         self.host, self.disk = host, disk
-        self.writer: Background[Record] = Background("kv-tier-writer", self._write, max_waiting)
+        self.writer: Background[Record] = Background("kv-tier-writer", disk.put, max_waiting)
         self.reader: Background[Wanted] = Background("kv-tier-reader", self._read, max_waiting)
         self.feeders: list[Background[Any]] = []
         self.coming: set[bytes] = set()
@@ -152,9 +140,6 @@ class Tiers:
         self.reader.close(0.0)
         for thread in (*self.feeders, self.writer):
             thread.close(CLOSE_SECONDS)
-
-    def _write(self, record: Record) -> None:
-        self.disk.put(record)
 
     def _read(self, wanted: Wanted) -> None:
         try:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from scripts.bench.traffic import Chats, read_lines
 
+from lessons.l13_machines.simulate import Arrival
 from mini_engine.base.errors import UserError
-from mini_engine.distributed.routing.simulate import Arrival
 
 # Mooncake's conversation trace: a burst every 3 s, of 10.2 requests on average; answers of 343 tokens on average
 BURST_SECONDS, BURST_SIZE = 3.0, 10.2

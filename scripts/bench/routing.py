@@ -18,9 +18,9 @@ from scripts.bench.turns import percentile
 from rich.console import Console
 from rich.progress import track
 
+from lessons.l13_machines.simulate import Arrival, Rates, Served, simulate
 from mini_engine.cli.parser import at_least, whole_number
 from mini_engine.distributed.routing.policy import Policy, PrefixScore, RoundRobin
-from mini_engine.distributed.routing.simulate import Arrival, Rates, Served, simulate
 
 CASES = ((4, 3_000), (8, 3_000), (4, 10_000))  # replicas, blocks in the cache of each
 SIZES, BLOCKS = (4, 8, 16, 32, 64), 3_000  # of the second table

@@ -16,16 +16,16 @@ from mini_engine.kv.connector import NO_CONNECTOR, KvConnector
 from mini_engine.tiers.background import Background
 from mini_engine.tiers.blocks import BlockBytes
 from mini_engine.tiers.copies import BesideSteps
-from mini_engine.tiers.store import Blocks, InStep, Keep, Reader
+from mini_engine.tiers.store import Blocks, Keep, Reader
 
 CHUNK, CHUNKS = 512, 4  # tokens of a step, and steps of a prompt
 
 
-class InThread:
+class InThread(Reader):
     """Reads blocks beside the steps on a CPU. That is right only as long as none of them is handed out again."""
 
     def __init__(self, blocks: Blocks) -> None:
-        self.blocks = blocks
+        super().__init__(blocks)
         self.copier: Background[Callable[[], None]] = Background("bench-copier", lambda work: work(), 4 * CHUNKS)
 
     def read(self, blocks: Sequence[int], keep: Keep) -> None:
@@ -34,7 +34,7 @@ class InThread:
         self.copier.offer(lambda: keep(self.blocks.read(blocks)))
 
 
-class Timed(InStep):
+class Timed(Reader):
     """Reads blocks within the step. seconds: what each call took."""
 
     def __init__(self, blocks: Blocks) -> None:

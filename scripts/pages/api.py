@@ -216,7 +216,6 @@ PARTS = (
             *entries("distributed/routing/policy.py", "PrefixScore", "RoundRobin", "Policy"),
             *entries("distributed/routing/seen.py", "SeenBlocks"),
             *entries("distributed/routing/retry.py", "with_retries", "ReplicaLost"),
-            *entries("distributed/routing/simulate.py", "simulate", "Arrival", "Rates", "Served"),
         ),
     ),
     Part(
@@ -228,7 +227,6 @@ PARTS = (
             *entries("distributed/tensor_parallel/shard.py", "bytes_per_step", "gathered_bytes_per_step"),
             *entries("distributed/tensor_parallel/vocabulary.py", "CutEmbedding", "GatheredHead"),
             *entries("distributed/tensor_parallel/collectives.py", "Collectives", "Traffic"),
-            *entries("distributed/tensor_parallel/one_shot.py", "Board", "add_up"),
         ),
     ),
     Part(

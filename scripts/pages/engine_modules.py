@@ -44,7 +44,7 @@ LAYERS = (
             "engine.turns",
             "engine.engine",
             "tiers.opening",
-            *("handover.opening", "handover.prefill", "handover.handle", "handover.workers", "handover.restart"),
+            *("handover.opening", "handover.prefill", "handover.handle", "handover.workers", "distributed.restart"),
         ),
     ),
     Layer(

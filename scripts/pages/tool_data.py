@@ -76,8 +76,8 @@ def cell(num_replicas: int, price: float) -> list[float]:
     from scripts.bench.routing import outcome, waits
     from scripts.bench.traffic import TRACE_BLOCK
 
+    from lessons.l13_machines.simulate import Rates, simulate
     from mini_engine.distributed.routing.policy import PrefixScore
-    from mini_engine.distributed.routing.simulate import Rates, simulate
 
     requests, rates = generated(), Rates(PREFILL / TRACE_BLOCK, DECODE)
     served = simulate(requests, PrefixScore(price, CAPACITY), num_replicas, CAPACITY, rates)

@@ -8,7 +8,7 @@ from typing import Any
 
 from scripts.traces.tape import Tape, ask, plural
 
-from mini_engine.handover.extras import Extras
+from mini_engine.handover.extras import ExtraBuffers
 from mini_engine.handover.protocol import Ask, Cancel, Ended, Filled
 from mini_engine.handover.receiver import ReceivingConnector
 from mini_engine.handover.sender import SendingConnector
@@ -60,7 +60,7 @@ class Worker:
     def __init__(self, stage: Stage, number: int, say) -> None:
         letters: Any = Letters()
         self.number, self.letters, self.inbox = number, letters, deque[Ask | Cancel]()
-        self.connector = SendingConnector(stage, letters, BLOCK_SIZE, Extras((), BLOCK_SIZE), say)
+        self.connector = SendingConnector(stage, letters, BLOCK_SIZE, ExtraBuffers((), BLOCK_SIZE), say)
         self.manager = coordinated(NUM_BLOCKS, BLOCK_SIZE, letters.copy, prefixes=PrefixCache, connector=self.connector)
         self.ask: Ask | None = None
         self.num_computed = 0
@@ -116,7 +116,7 @@ class Handover(Tape):
         letters: Any = Letters()
         self.letters, self.requests = letters, dict[str, Request]()
         self.connector = ReceivingConnector(
-            self, self.transfers, self.stage, letters, BLOCK_SIZE, Extras((), BLOCK_SIZE), 1
+            self, self.transfers, self.stage, letters, BLOCK_SIZE, ExtraBuffers((), BLOCK_SIZE), 1
         )
         self.manager = coordinated(NUM_BLOCKS, BLOCK_SIZE, letters.copy, prefixes=PrefixCache, connector=self.connector)
         self.owners = dict[int, str]()

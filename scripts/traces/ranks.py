@@ -10,7 +10,7 @@ from scripts.traces.tape import Tape, ask
 import torch
 from torch import Tensor
 
-from mini_engine.distributed.tensor_parallel import one_shot
+from lessons.l18_ranks import one_shot
 from mini_engine.distributed.tensor_parallel.shard import bytes_per_step, gathered_bytes_per_step
 from mini_engine.distributed.tensor_parallel.vocabulary import rows_of
 from mini_engine.pocket import POCKET_DIR
@@ -20,7 +20,7 @@ SHOWN = 3  # of a vector's numbers
 PART = "mini_engine/distributed/tensor_parallel/shard.py::part_of"
 LOOK_UP = "mini_engine/distributed/tensor_parallel/vocabulary.py::looked_up"
 FINISH = "mini_engine/layers/torch_layers.py::TorchDecoderLayer.finish"
-ADD_UP = "mini_engine/distributed/tensor_parallel/one_shot.py::add_up"
+ADD_UP = "lessons/l18_ranks/one_shot.py::add_up"
 HEAD = "mini_engine/distributed/tensor_parallel/vocabulary.py::GatheredHead.forward"
 FOLLOW = "mini_engine/distributed/tensor_parallel/follow.py::follow_plans"
 

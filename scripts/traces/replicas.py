@@ -7,8 +7,8 @@ from typing import Any
 from scripts.traces.sharing import below
 from scripts.traces.tape import Tape, ask, listed, plural
 
+from lessons.l13_machines.simulate import Arrival, Rates, SimulatedReplica
 from mini_engine.distributed.routing.policy import PrefixScore, RoundRobin
-from mini_engine.distributed.routing.simulate import Arrival, Rates, SimulatedReplica
 
 NUM_REPLICAS, CAPACITY = 3, 8
 GAP = 0.5  # seconds between two requests

@@ -36,6 +36,7 @@ PATHS = {
 }
 TRACES = {name: read_trace(path.read_text(encoding="utf-8")) for name, path in PATHS.items()}
 MOST_BYTES = 40_000
+OURS = {"mini_engine", "l18_ranks"}  # folders of code that frames name
 each_trace = pytest.mark.parametrize("name", TRACES)
 DEAR = {"l9-gaps"}  # it takes as long as all others to note which functions run in a profiler
 SVG = "{http://www.w3.org/2000/svg}"
@@ -56,7 +57,7 @@ def test_recorded_again_a_trace_is_the_committed_one_and_names_functions_that_ha
 
     def note(frame, event, _):
         code = frame.f_code
-        if event == "call" and "mini_engine" in code.co_filename:
+        if event == "call" and OURS.intersection(Path(code.co_filename).parts):
             ran.add(f"{Path(code.co_filename).relative_to(ROOT).as_posix()}::{code.co_qualname}")
 
     add_frame = Tape.show
@@ -370,8 +371,16 @@ BUGS = [  # a trace, a function of the engine, and what a bug makes of it
     ("l16-latents", "latents.reading.expand", lambda right: lambda c, r, *rest: right(c, 0 * r, *rest)),
     ("l17-bits", "quantized.int4_rows.quantize4", lambda right: lambda x: right(x.round())),
     ("l17-bits", "quantized.rotation.rotate", lambda _: lambda x: x),
-    ("l18-ranks", "ranks.vocabulary.looked_up", lambda right: lambda lookup, ids, rows: lookup(ids % len(rows))),
-    ("l18-ranks", "ranks.one_shot.add_up", lambda right: lambda x, board, rank, meeting: right(x, board, rank, 1)),
+    (
+        "l18-ranks",
+        "distributed.tensor_parallel.vocabulary.looked_up",
+        lambda right: lambda lookup, ids, rows: lookup(ids % len(rows)),
+    ),
+    (
+        "l18-ranks",
+        "lessons.l18_ranks.one_shot.add_up",
+        lambda right: lambda x, board, rank, meeting: right(x, board, rank, 1),
+    ),
     ("l19-handover", "handover.sender.SendingConnector._fill", fills_without_a_copy),
     (
         "l19-handover",
@@ -387,7 +396,8 @@ def test_a_bug_in_the_engine_shows_in_the_trace(name, place, bug, monkeypatch):
     """A recorder that computed anything itself would show what should happen instead of what does."""
     if name == "l7-mailboxes":
         pytest.importorskip("fastapi", reason="needs the extra 'server'")
-    monkeypatch.setattr(f"mini_engine.{place}", bug(pkgutil.resolve_name(f"mini_engine.{place}")))
+    name_of_it = place if place.startswith("lessons.") else f"mini_engine.{place}"
+    monkeypatch.setattr(name_of_it, bug(pkgutil.resolve_name(name_of_it)))
     told = read_trace(recording.record_whatever_happens(name).text)["frames"]
     assert [frame | {"say": ""} for frame in told] != [frame | {"say": ""} for frame in TRACES[name]["frames"]]
 

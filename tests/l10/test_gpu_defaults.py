@@ -65,7 +65,7 @@ def test_a_capture_that_fails_is_one_sentence_and_steps_are_launched(monkeypatch
     assert len(err.splitlines()) == 1 and "CUDA error: out of something" in err and "--no-cuda-graphs" in err, err
 
 
-def test_a_failing_kernel_in_the_capture_leaves_an_engine_that_runs(capsys):
+def test_a_failing_kernel_in_the_capture_leaves_an_engine_that_runs(monkeypatch, capsys):
     model, broken = both(FAMILY)[0], []
 
     def capture(work):
@@ -74,7 +74,9 @@ def test_a_failing_kernel_in_the_capture_leaves_an_engine_that_runs(capsys):
 
     llm = LLM.for_engine(build.build_engine(model, backend="reference", num_blocks=20), SimpleNamespace())
     runner = llm.engine.runner
-    llm.engine.runner = graphs_module.captured_or(lambda: GraphRunner(runner, 4, capture), runner)
+    monkeypatch.setattr(graphs_module, "can_record", lambda pool: True)
+    monkeypatch.setattr(graphs_module, "CudaCapture", lambda: capture)
+    llm.engine.runner = runner_for(runner, 4)
     assert broken and llm.engine.runner is runner and "not permitted" in capsys.readouterr().err
 
 

@@ -16,7 +16,7 @@ from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.runner import ModelRunner, plan_step
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.gpu.graphs import CudaCapture, DecodeBuffers, GraphRunner, no_graph
-from mini_engine.gpu.staging import ALIGNMENT, NoEvent, Staging, Table, block_of, upload, uploaded
+from mini_engine.gpu.staging import ALIGNMENT, Staging, Table, block_of, upload, uploaded
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.pocket import POCKET_DIR
 from tests.support import both
@@ -161,7 +161,7 @@ def test_a_block_s_tensors_are_apart_and_clear():
     assert not second.any() and second.shape == (2, 2) and second.dtype == torch.int64
 
 
-class Noting(NoEvent):
+class Noting:
     """An event that notes when it is waited for and recorded."""
 
     def __init__(self, calls):

@@ -122,12 +122,12 @@ def test_a_block_is_not_found_before_its_copy_has_arrived(world):
     world.end("a")
     evict_all(world)
     assert world.begin("b", TEXT) == 0, "neither the pool nor host memory has it: it is computed again"
-    assert world.store.traffic.saved_tokens == 0
+    assert world.store.saved_tokens == 0
     world.end("b")
     world.arrive()
     evict_all(world)
-    assert world.store.traffic.saved_tokens > 0 and world.begin("c", TEXT) == 12
-    assert world.store.traffic.restored_tokens == 12
+    assert world.store.saved_tokens > 0 and world.begin("c", TEXT) == 12
+    assert world.store.restored_tokens == 12
 
 
 def test_with_too_many_copies_on_their_way_a_step_reads_blocks_itself():
@@ -271,11 +271,11 @@ def test_a_pool_that_evicts_everything_lives_from_copies_that_arrive_late():
     engine, side = build_engine(model, backend="reference", num_blocks=8, kv_host_bytes=2**24, kv_always=True), Gated()
     store = slowed(engine, side)
     assert answers(engine) == cold, "no copy has arrived, and the blocks were handed out again"
-    assert store.traffic.saved_tokens == 0
+    assert store.saved_tokens == 0
     side.gate.set()
-    assert store.tiers.flush() and store.traffic.saved_tokens == 3 * 32
+    assert store.tiers.flush() and store.saved_tokens == 3 * 32
     engine.scheduler.manager.coordinator.clear()
-    assert answers(engine) == cold and store.traffic.restored_tokens == 3 * 32
+    assert answers(engine) == cold and store.restored_tokens == 3 * 32
     store.tiers.close()
 
 
@@ -296,7 +296,7 @@ def test_a_hybrids_states_arrive_right_behind_their_blocks():
         engine.scheduler.manager.coordinator.clear()
     states = [index for index, record in enumerate(put) if record.kind is Kind.STATE]
     assert states and all(put[index].parent == put[index - 1].key for index in states)
-    assert store.traffic.restored_tokens > 0
+    assert store.restored_tokens > 0
     check_nothing_is_lost(engine)
     store.tiers.close()
 

@@ -43,7 +43,7 @@ def test_a_new_engine_on_the_same_directory_computes_only_what_is_new(model, col
     first.scheduler.manager.coordinator.connector.block_store.tiers.close()
     second = with_tiers(model, tmp_path)
     assert answers(second) == cold, "KV from the disk must give the tokens of a cold run"
-    assert second.scheduler.manager.coordinator.connector.block_store.traffic.restored_tokens == 3 * 32, (
+    assert second.scheduler.manager.coordinator.connector.block_store.restored_tokens == 3 * 32, (
         "two whole blocks of each prompt came back"
     )
 
@@ -52,9 +52,7 @@ def test_a_pool_that_evicts_everything_lives_from_the_host_tier(model, cold):
     engine = build_engine(model, backend="reference", num_blocks=7, kv_host_bytes=2**24, kv_always=True)
     for _ in range(2):
         assert [answers(engine, [prompt])[0] for prompt in PROMPTS] == cold
-    assert engine.scheduler.manager.coordinator.connector.block_store.traffic.restored_tokens > 0, (
-        "evicted blocks come back"
-    )
+    assert engine.scheduler.manager.coordinator.connector.block_store.restored_tokens > 0, "evicted blocks come back"
 
 
 def test_another_models_blocks_are_never_served(model, cold, tmp_path):
@@ -65,7 +63,7 @@ def test_another_models_blocks_are_never_served(model, cold, tmp_path):
     other.model.norm.weight[0] += 1.0
     second = with_tiers(other, tmp_path)
     answers(second)
-    assert second.scheduler.manager.coordinator.connector.block_store.traffic.restored_tokens == 0, (
+    assert second.scheduler.manager.coordinator.connector.block_store.restored_tokens == 0, (
         "one weight differs, so every key does"
     )
 
@@ -78,7 +76,7 @@ def test_engines_of_other_layouts_may_share_a_directory(model, cold, tmp_path):
         assert answers(engine) == cold, f"in blocks of {block_size}"
         store = engine.scheduler.manager.coordinator.connector.block_store
         store.tiers.close()
-        restored.append(store.traffic.restored_tokens)
+        restored.append(store.restored_tokens)
     assert restored == [0, 0, 3 * 32, 3 * 32], "of 40 tokens each, the last one's block is computed"
 
 
@@ -132,7 +130,7 @@ def test_the_tiers_follow_a_pool_that_shrinks(model, cold):
     assert answers(engine) == cold
     manager.coordinator.clear()
     assert answers(engine) == cold, "what was saved is what the smaller pool held, and it comes back there"
-    assert manager.coordinator.connector.block_store.traffic.restored_tokens == 3 * 32
+    assert manager.coordinator.connector.block_store.restored_tokens == 3 * 32
 
 
 @pytest.mark.parametrize(

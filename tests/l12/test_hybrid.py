@@ -64,10 +64,10 @@ def test_a_new_engine_on_the_same_directory_begins_with_the_states_of_the_last(t
     second = with_tiers(tmp_path)
     assert all(answered(second, "from the disk")), "states and K and V are on the disk"
     assert second.scheduler.manager.coordinator.connector.block_store.tiers.num_found["disk"] > 0
-    traffic = second.scheduler.manager.coordinator.connector.block_store.traffic
-    restored = traffic.restored_tokens
+    store = second.scheduler.manager.coordinator.connector.block_store
+    restored = store.restored_tokens
     assert answered(second, "from the tree") == [(n - 1) // 8 * 8 for n in LENGTHS], "a checkpoint is one again"
-    assert traffic.restored_tokens == restored, "the tree has it: nothing is copied"
+    assert store.restored_tokens == restored, "the tree has it: nothing is copied"
     check_nothing_is_lost(second)
 
 
@@ -98,15 +98,14 @@ def test_a_preempted_hybrid_comes_back_from_the_tiers():
             engine.scheduler.manager.coordinator.prefixes.tree.evict(10)
     assert [r.output_ids for r in requests] == [greedy(FAMILY, p, NEW) for p in PROMPTS]
     assert (
-        engine.scheduler.num_preemptions
-        and engine.scheduler.manager.coordinator.connector.block_store.traffic.restored_tokens
+        engine.scheduler.num_preemptions and engine.scheduler.manager.coordinator.connector.block_store.restored_tokens
     )
     check_nothing_is_lost(engine)
 
 
 def test_a_slot_s_bytes_are_those_of_both_states_in_every_layer():
     pool = GdnPool(2, 3, 2, 4, 6, 10, 4, dtype=torch.bfloat16, max_track_slots=1)
-    states = BlockBytes.of_pool(pool)
+    states = BlockBytes(*pool.parts)
     pool.recurrent_state.normal_()
     pool.conv_state.normal_()
     before = [pool.recurrent_state.clone(), pool.conv_state.clone()]

@@ -107,12 +107,12 @@ def test_an_evicted_prefix_comes_back_from_the_tier(world):
     world.end("a")
     evict_all(world)
     assert world.begin("b", tokens) == 12, "three whole blocks were in the tier; the last token is always computed"
-    assert world.store.traffic.restored_tokens == 12
+    assert world.store.restored_tokens == 12
     assert world.begin("twin", tokens) == 12, "b runs, and the tree has the blocks that came back"
-    assert world.store.traffic.restored_tokens == 12, "so they are not copied a second time"
+    assert world.store.restored_tokens == 12, "so they are not copied a second time"
     world.end("twin")
     world.end("b")
-    assert world.begin("c", tokens) == 12 and world.store.traffic.restored_tokens == 12, "now the tree has them again"
+    assert world.begin("c", tokens) == 12 and world.store.restored_tokens == 12, "now the tree has them again"
 
 
 def test_the_tree_holds_what_came_back_before_anything_is_computed(world):
@@ -133,7 +133,7 @@ def test_the_tier_goes_on_where_the_tree_ends(world):
     world.end("a")
     world.manager.coordinator.prefixes.tree.evict(2)
     assert world.begin("b", tokens) == 16
-    assert world.store.traffic.restored_tokens == 8, "only what the tree lacks is copied"
+    assert world.store.restored_tokens == 8, "only what the tree lacks is copied"
     told = world.manager.coordinator.prefixes.stats
     assert (told.asked_tokens, told.found_tokens) == (34, 16), "8 tokens from the tree and 8 from the tier, each once"
     assert (told.num_lookups, told.num_hits) == (2, 1), "the second lookup was a hit, in the tree already"
@@ -295,7 +295,7 @@ def test_what_the_tree_has_is_not_read_ahead_and_what_is_behind_it_is(tmp_path):
 def test_what_is_computed_is_shared_at_once_without_the_tiers(world):
     world.begin("a", list(range(14)))
     assert world.begin("b", list(range(14))) == 12, "a still runs, and the tree has its blocks"
-    assert world.store.traffic.restored_tokens == 0, "they are in the pool: nothing is copied"
+    assert world.store.restored_tokens == 0, "they are in the pool: nothing is copied"
     assert world.manager.tables["b"].blocks[:3] == world.manager.tables["a"].blocks[:3]
 
 

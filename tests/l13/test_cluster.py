@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
 from mini_engine.base.errors import UserError
-from mini_engine.distributed.replicas.wire import FormGrammar, block_keys
+from mini_engine.distributed.replicas.wire import FormGrammar
+from mini_engine.distributed.routing.keys import block_keys
 from mini_engine.distributed.routing.retry import ReplicaLost
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.grammar import ANYTHING

@@ -1,6 +1,6 @@
 """Lesson 13. The books between the policy and Ray Serve's router, in numbers: loads, and reports that are read once."""
 
-from mini_engine.distributed.replicas.routing import Routing, make_policy
+from mini_engine.distributed.replicas.loads import Routing, make_policy
 from mini_engine.distributed.routing.policy import PrefixScore, RoundRobin
 
 PROMPT = [b"system", b"a", b"b"]

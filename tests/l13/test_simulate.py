@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lessons.l13_machines.simulate import Arrival, Rates, Served, SimulatedReplica, simulate
 from mini_engine.distributed.routing.policy import PrefixScore, RoundRobin
-from mini_engine.distributed.routing.simulate import Arrival, Rates, Served, SimulatedReplica, simulate
 
 RATES = Rates(prefill=2.0, decode=10.0)
 

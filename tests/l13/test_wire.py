@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_engine.distributed.replicas.wire import block_keys
+from mini_engine.distributed.routing.keys import block_keys
 
 
 def test_a_prompt_has_a_key_for_each_whole_block_that_names_all_tokens_before():

@@ -77,9 +77,9 @@ def test_a_new_engine_on_the_same_directory_begins_with_the_windows_of_the_last(
     store_of(first).tiers.close()
     second = with_tiers(tmp_path)
     assert answered(second, "from the disk") == WHOLE
-    restored = store_of(second).traffic.restored_tokens
+    restored = store_of(second).restored_tokens
     assert answered(second, "from the tree") == WHOLE, "what came back is in the tree, windows included"
-    assert store_of(second).traffic.restored_tokens == restored, "the tree has it: nothing is copied"
+    assert store_of(second).restored_tokens == restored, "the tree has it: nothing is copied"
     check_nothing_is_lost(second)
 
 
@@ -110,7 +110,7 @@ def test_the_tiers_go_on_where_the_tree_ends():
     prefixes_of(engine).tree.evict(8)
     assert prefixes_of(engine).peek(LONG, None, {}).num_tokens < 16 * BLOCK, "the tree has only the beginning"
     assert answered(engine, "tree and tiers", [LONG]) == [16 * BLOCK]
-    assert 0 < store_of(engine).traffic.restored_tokens < 16 * BLOCK, "the tree's blocks are not copied again"
+    assert 0 < store_of(engine).restored_tokens < 16 * BLOCK, "the tree's blocks are not copied again"
     check_nothing_is_lost(engine)
 
 
@@ -165,7 +165,7 @@ def test_a_preempted_request_comes_back_from_the_tiers():
             engine.scheduler.preempt(chance.choice(engine.scheduler.running))
             prefixes_of(engine).tree.evict(100)
     check_answers(requests, "preempted")
-    assert engine.scheduler.num_preemptions and store_of(engine).traffic.restored_tokens
+    assert engine.scheduler.num_preemptions and store_of(engine).restored_tokens
     check_nothing_is_lost(engine)
 
 
@@ -180,7 +180,7 @@ def test_models_that_differ_in_nothing_but_the_window_share_no_record(tmp_path):
     [request] = ask(second, [LONG])
     drain(second)
     assert not request.error and request.num_cached_tokens == 0, "K and V behind layer 1 follow from the window"
-    assert store_of(second).traffic.restored_tokens == 0
+    assert store_of(second).restored_tokens == 0
 
 
 def test_what_pays_is_measured_with_the_windows():

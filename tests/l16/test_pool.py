@@ -91,7 +91,7 @@ def test_copied_blocks_have_both():
 
 def test_blocks_go_to_bytes_and_back():
     pool, empty = filled(), make()
-    source, target = BlockBytes.of_pool(pool), BlockBytes.of_pool(empty)
+    source, target = BlockBytes(*pool.parts), BlockBytes(*empty.parts)
     assert source.payload_bytes * NUM_BLOCKS == pool.bytes
     payloads = source.read([3, 1])
     assert [len(payload) for payload in payloads] == [source.payload_bytes] * 2

@@ -62,7 +62,7 @@ def test_a_new_engine_on_the_same_directory_begins_with_the_latents_of_the_last(
     store_of(first).tiers.close()
     second = with_tiers(tmp_path, backend="torch")
     assert answered(second, "from the disk") == FOUND, "other layers make the same latents"
-    assert store_of(second).traffic.restored_tokens == sum(FOUND)
+    assert store_of(second).restored_tokens == sum(FOUND)
     check_nothing_is_lost(second)
 
 
@@ -105,7 +105,7 @@ def test_a_preempted_request_comes_back_from_the_tiers():
             engine.scheduler.preempt(chance.choice(engine.scheduler.running))
             tree_of(engine).evict(100)
     check_answers(requests, "preempted")
-    assert engine.scheduler.num_preemptions and store_of(engine).traffic.restored_tokens
+    assert engine.scheduler.num_preemptions and store_of(engine).restored_tokens
     check_nothing_is_lost(engine)
 
 
@@ -114,7 +114,7 @@ def test_the_tiers_go_on_where_the_tree_ends():
     answered(engine, "cold", [LONG])
     tree_of(engine).evict(8)
     assert answered(engine, "tree and tiers", [LONG]) == [128]
-    assert 0 < store_of(engine).traffic.restored_tokens < 128, "the tree's blocks are not copied again"
+    assert 0 < store_of(engine).restored_tokens < 128, "the tree's blocks are not copied again"
 
 
 def test_a_damaged_record_is_a_miss(tmp_path):

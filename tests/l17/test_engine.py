@@ -105,7 +105,7 @@ def test_blocks_come_back_from_the_disk_and_from_the_host(kv_dtype, cold, tmp_pa
         engine.scheduler.manager.coordinator.clear()
         assert answers(engine) == cold, "from the host tier, too"
         engine.scheduler.manager.coordinator.connector.block_store.tiers.close()
-        engines.append(engine.scheduler.manager.coordinator.connector.block_store.traffic.restored_tokens)
+        engines.append(engine.scheduler.manager.coordinator.connector.block_store.restored_tokens)
     assert engines == [3 * 32, 2 * 3 * 32], "once from the host; after the restart from the disk as well"
 
 
@@ -122,7 +122,7 @@ def test_a_cache_of_another_kv_dtype_is_never_served(tmp_path, first, second):
         engine.scheduler.manager.coordinator.connector.block_store.tiers.close()
         records.append(len(list(tmp_path.glob("??/*.kv"))))
     assert records[1] == 2 * records[0], "each kind has keys of its own, so neither looks at the other's records"
-    assert engine.scheduler.manager.coordinator.connector.block_store.traffic.restored_tokens == 0, (
+    assert engine.scheduler.manager.coordinator.connector.block_store.restored_tokens == 0, (
         f"{first} records were read as {second}"
     )
     assert found == expected

@@ -210,7 +210,7 @@ def test_a_pool_has_a_row_for_each_latent_and_each_rotary_key(rows):
         assert torch.equal(layers[1].flatten(0, 1)[[9, 4, 18]], rows.write(x))
     with pytest.raises(ValueError):
         pool.set_kv(0, torch.tensor([5, 6, 7]), r, c)
-    assert BlockBytes.of_pool(pool).payload_bytes * 5 == pool.bytes, "a record is a block of rows"
+    assert BlockBytes(*pool.parts).payload_bytes * 5 == pool.bytes, "a record is a block of rows"
 
 
 # ---------------------------------------------------------------- engines

@@ -9,7 +9,7 @@ import torch
 
 from mini_engine.base.errors import EngineDead
 from mini_engine.distributed.tensor_parallel import collectives, follow, processes
-from mini_engine.distributed.tensor_parallel.pulse import bytes_for
+from mini_engine.distributed.tensor_parallel.pulse import pulse_bytes
 from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 
 
@@ -65,7 +65,7 @@ def test_another_rank_takes_its_share_of_the_threads_before_it_loads(monkeypatch
 
     try:
         place = SimpleNamespace(
-            path="somewhere", read=read, num_threads=3, num_ranks=2, pulse=SharedBlock(bytes_for(2))
+            path="somewhere", read=read, num_threads=3, num_ranks=2, pulse=SharedBlock(pulse_bytes(2))
         )
         follow.follow(1, place, Pipe(), Pipe())
         assert seen == [(Path("somewhere"), 3), 0]

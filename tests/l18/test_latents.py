@@ -12,8 +12,7 @@ from mini_engine.assembly.choices import identity_of
 from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
-from mini_engine.distributed.tensor_parallel.memory import Memory
-from mini_engine.distributed.tensor_parallel.messages import PoolSize, ReadBlocks, WriteBlocks
+from mini_engine.distributed.tensor_parallel.messages import Memory, PoolSize, ReadBlocks, WriteBlocks
 from mini_engine.distributed.tensor_parallel.pools import SharedPools
 from mini_engine.distributed.tensor_parallel.shard import share_of, shared_by
 from mini_engine.engine.runner import Step
@@ -90,12 +89,12 @@ def test_a_record_has_the_same_bytes_whatever_the_number_of_ranks(kind, num_rank
     memories = [Memory(part(checkpoint(), rank, num_ranks)) for rank in range(num_ranks)]
     for memory in memories:
         memory.pools["kv"] = kind(memory.model.config, 5, 4, load_kernel("torch", latents=True))
-        for tensor in BlockBytes.of_pool(memory.pools["kv"]).tensors:
+        for tensor in BlockBytes(*memory.pools["kv"].parts).tensors:
             tensor.zero_()
     alone = kind(model().config, 5, 4, load_kernel("torch", latents=True))
     for tensor in (*alone.K, *alone.V):
         tensor.copy_(torch.randint(-100, 100, tensor.shape, generator=torch.Generator().manual_seed(tensor.shape[-1])))
-    expected = BlockBytes.of_pool(alone)
+    expected = BlockBytes(*alone.parts)
     blocks = SharedPools(Others(memories[0].model, memories[1:])).block_bytes(memories[0].pools["kv"])
     assert blocks.payload_bytes == expected.payload_bytes
     blocks.write(BLOCKS, expected.read([2, 4]))

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_engine.distributed.tensor_parallel.one_shot import Board, add_up
+from lessons.l18_ranks.one_shot import Board, add_up
 
 COUNT = 3
 MOST_STEPS = 4_000  # a rank that still waits after so many will wait forever

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from mini_engine.distributed.tensor_parallel.others import Others
-from mini_engine.distributed.tensor_parallel.pulse import bytes_for
+from mini_engine.distributed.tensor_parallel.pulse import pulse_bytes
 from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 
 KILLED, FAILED = -15, 1
@@ -14,7 +14,7 @@ KILLED, FAILED = -15, 1
 
 def others(*endings, has_joined=True):
     """Return rank 0's view of ranks that have ended, each with an exit code and last words."""
-    found = Others(SimpleNamespace(num_ranks=1 + len(endings), pulse=SharedBlock(bytes_for(1 + len(endings)))))
+    found = Others(SimpleNamespace(num_ranks=1 + len(endings), pulse=SharedBlock(pulse_bytes(1 + len(endings)))))
     found.has_joined = has_joined
     for code, words in endings:
         ours, theirs = Pipe()

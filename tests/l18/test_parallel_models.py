@@ -52,20 +52,20 @@ def test_what_one_process_kept_on_a_disk_two_ranks_bring_back_and_the_other_way_
     def ask(llm):
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
         answers = [answer.token_ids for answer in llm.generate(PROMPTS, params, progress=False)]
-        return answers, llm.engine.scheduler.manager.coordinator.connector.block_store.traffic
+        return answers, llm.engine.scheduler.manager.coordinator.connector.block_store
 
     options = OPTIONS | {"kv_cache_dir": tmp_path, "kv_always": True, "checkpoint_interval": 8}
     with llm(1) as one:
-        expected, traffic = ask(one)
-        assert traffic.saved_tokens > 0
+        expected, store = ask(one)
+        assert store.saved_tokens > 0
     with llm(2) as two:
-        found, traffic = ask(two)
-        assert found == expected and traffic.restored_tokens > 0, "the records of one process"
+        found, store = ask(two)
+        assert found == expected and store.restored_tokens > 0, "the records of one process"
     for file in tmp_path.rglob("*"):
         if file.is_file():
             file.unlink()
     with llm(2) as two:
         assert ask(two)[0] == expected
     with llm(1) as one:
-        found, traffic = ask(one)
-        assert found == expected and traffic.restored_tokens > 0, "the records of two ranks"
+        found, store = ask(one)
+        assert found == expected and store.restored_tokens > 0, "the records of two ranks"

@@ -150,7 +150,7 @@ def text(payloads):
 def test_ranks_read_a_block_as_one_process_does(num_ranks, dtype):
     whole = filled(dtype)
     pools, own = shared(num_ranks, cut(whole, num_ranks, dtype))
-    blocks, expected = pools.block_bytes(own.kv), BlockBytes.of_pool(whole.kv)
+    blocks, expected = pools.block_bytes(own.kv), BlockBytes(*whole.kv.parts)
     assert blocks.payload_bytes == expected.payload_bytes
     assert list(map(bytes, blocks.read(BLOCKS))) == list(map(bytes, expected.read(BLOCKS))), (
         "the heads of all ranks in the order of one process: otherwise a cache is of use to one number of ranks only"
@@ -161,8 +161,8 @@ def test_ranks_read_a_block_as_one_process_does(num_ranks, dtype):
 @each_dtype
 def test_ranks_write_a_block_as_one_process_does(num_ranks, dtype):
     whole, empty = filled(dtype), pools_of(CONFIG, dtype)
-    payloads = BlockBytes.of_pool(whole.kv).read(BLOCKS)
-    BlockBytes.of_pool(empty.kv).write([2, 4], payloads)
+    payloads = BlockBytes(*whole.kv.parts).read(BLOCKS)
+    BlockBytes(*empty.kv.parts).write([2, 4], payloads)
     parts = [pools_of(share_of(CONFIG, num_ranks, shared_by(CONFIG)), dtype) for _ in range(num_ranks)]
     pools, own = shared(num_ranks, parts)
     pools.block_bytes(own.kv).write([2, 4], payloads)
@@ -176,13 +176,13 @@ def test_ranks_write_a_block_as_one_process_does(num_ranks, dtype):
 def test_ranks_read_and_write_a_state_as_one_process_does(num_ranks, dtype):
     whole, empty = filled(dtype), pools_of(CONFIG, dtype)
     pools, own = shared(num_ranks, cut(whole, num_ranks, dtype))
-    slots, expected = pools.state_bytes(own.states), BlockBytes.of_pool(whole.states)
+    slots, expected = pools.state_bytes(own.states), BlockBytes(*whole.states.parts)
     assert slots.payload_bytes == expected.payload_bytes
     payloads = expected.read([2])
     assert list(map(bytes, slots.read([2]))) == list(map(bytes, payloads)), (
         "queries, keys and values of the convolution are three parts"
     )
-    BlockBytes.of_pool(empty.states).write([1], payloads)
+    BlockBytes(*empty.states.parts).write([1], payloads)
     parts = [pools_of(share_of(CONFIG, num_ranks, shared_by(CONFIG)), dtype) for _ in range(num_ranks)]
     pools, own = shared(num_ranks, parts)
     pools.state_bytes(own.states).write([1], payloads)
@@ -236,7 +236,7 @@ def test_states_without_heads_are_put_together_channel_by_channel(num_ranks):
     for rank, part in enumerate(parts):
         part.states.conv_state.copy_(whole.conv_state.chunk(num_ranks, dim=2)[rank])
     pools, own = shared(num_ranks, parts)
-    slots, [payload] = pools.state_bytes(own.states), BlockBytes.of_pool(whole).read([1])
+    slots, [payload] = pools.state_bytes(own.states), BlockBytes(*whole.parts).read([1])
     assert bytes(slots.read([1])[0]) == bytes(payload), "the channels of all ranks in the order of one process"
     slots.write([2], [payload])
     for rank, part in enumerate(parts):

@@ -17,8 +17,8 @@ from mini_engine.distributed.tensor_parallel.pulse import (
     STOPPED_TICKS,
     TICK_SECONDS,
     Pulse,
-    bytes_for,
     is_stopped,
+    pulse_bytes,
 )
 
 NOBODY = 0  # no process that a test has started
@@ -26,7 +26,7 @@ NOBODY = 0  # no process that a test has started
 
 def ranks(num_ranks=2):
     """Return the pulses of all ranks, over memory that is not even shared."""
-    block = SimpleNamespace(buffer=memoryview(bytearray(bytes_for(num_ranks))))
+    block = SimpleNamespace(buffer=memoryview(bytearray(pulse_bytes(num_ranks))))
     return [Pulse(rank, num_ranks, block) for rank in range(num_ranks)]
 
 

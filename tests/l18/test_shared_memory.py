@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mini_engine.base.errors import UserError
-from mini_engine.distributed.tensor_parallel.shared_memory import LIBRARY, SharedMemoryCollectives, bytes_for
+from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
+from mini_engine.distributed.tensor_parallel.shared_memory import LIBRARY, SharedMemoryCollectives, meeting_bytes
 
 try:
     LIBRARY.load()
@@ -24,22 +25,13 @@ PLACE = 64  # bytes: a sum of 40 numbers goes in pieces
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 
 
-class Memory:
-    """Memory that threads share."""
-
-    def __init__(self, num_bytes):
-        self.buffer = torch.zeros(num_bytes, dtype=torch.uint8)
-        self.address = self.buffer.data_ptr()
-
-
 class Together:
     """All ranks of a model, in threads."""
 
     def __init__(self, num_ranks, patience=60.0):
-        self.lost = ctypes.c_int32(0)
-        self.memory = memory = Memory(bytes_for(num_ranks, PLACE))
-        place = (memory, ctypes.addressof(self.lost), patience, PLACE)
-        self.ranks = [SharedMemoryCollectives(rank, num_ranks, *place) for rank in range(num_ranks)]
+        self.block = block = SharedBlock(meeting_bytes(num_ranks, PLACE))
+        self.lost = ctypes.c_int32.from_address(block.address)
+        self.ranks = [SharedMemoryCollectives(rank, num_ranks, block, patience, PLACE) for rank in range(num_ranks)]
         self.threads = ThreadPoolExecutor(num_ranks)
 
     def each(self, work):
@@ -130,7 +122,7 @@ def test_what_is_brought_is_counted():
 def test_whoever_waits_for_a_rank_that_is_lost_is_told():
     together = Together(2)
     waiting = together.threads.submit(together.ranks[0].all_reduce, torch.zeros(3))
-    while not together.memory.buffer.any():  # until rank 0 has arrived
+    while not any(together.block.buffer):  # until rank 0 has arrived
         time.sleep(0.002)
     assert not waiting.done(), "rank 0 waits for rank 1"
     together.lost.value = 1

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mini_engine.checkpoint.weights import load_model
-from mini_engine.distributed.tensor_parallel.messages import Copy, PoolSize
+from mini_engine.distributed.tensor_parallel.messages import Call, PoolSize
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import Step
 from mini_engine.engine.sampling_params import SamplingParams
@@ -134,7 +134,7 @@ def test_another_rank_copies_what_rank_0_copies():
     answers(engine)
     steps = len(wire.sent)
     engine.scheduler.manager.coordinator.copy([1], [39])
-    assert wire.sent[steps:] == [Copy([1], [39])], "the others are told which blocks to copy"
+    assert wire.sent[steps:] == [Call("kv", "copy_blocks", ([1], [39]))], "the others are told which blocks to copy"
     follow(wire.sent, other)
     block = engine.runner.pool.K[0][1]
     assert torch.equal(engine.runner.pool.K[0][39], block), "rank 0 copies its own part of the block, too"

@@ -4,6 +4,7 @@ arguments torch.distributed is called. NCCL itself has never been run.
 
 import os
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,12 +107,19 @@ class Pipe:
         return self.message
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A plan with one tensor."""
+
+    positions: torch.Tensor
+
+
 def test_a_step_arrives_on_the_device_of_the_rank_that_gets_it():
-    step = Step(torch.tensor([1, 2]), {"positions": torch.tensor([3, 4])}, torch.tensor([1]))
+    step = Step(torch.tensor([1, 2]), Plan(torch.tensor([3, 4])), torch.tensor([1]))
     arrived = receive(Pipe(step), torch.device("meta"))
-    devices = {arrived.token_ids.device.type, arrived.meta["positions"].device.type, arrived.rows.device.type}
+    devices = {arrived.token_ids.device.type, arrived.meta.positions.device.type, arrived.rows.device.type}
     assert devices == {"meta"}, "all tensors of a step, also those within its plan"
-    assert receive(Pipe(step), torch.device("cpu")).meta["positions"].tolist() == [3, 4]
+    assert receive(Pipe(step), torch.device("cpu")).meta.positions.tolist() == [3, 4]
 
 
 @pytest.mark.parametrize(("num_gpus", "nccl"), [(0, True), (1, True), (2, False)])

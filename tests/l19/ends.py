@@ -17,9 +17,8 @@ from mini_engine.distributed.routing.policy import PrefixScore
 from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.handover.opening import worker_config
+from mini_engine.handover.opening import worker_config, workers_of
 from mini_engine.handover.protocol import Ended, Filled
-from mini_engine.handover.restart import workers_of
 from mini_engine.handover.stage import State
 from mini_engine.handover.workers import PrefillWorkers
 from mini_engine.text.tokenizer import Tokenizer

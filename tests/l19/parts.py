@@ -2,7 +2,7 @@
 
 from array import array
 
-from mini_engine.handover.extras import Extras
+from mini_engine.handover.extras import ExtraBuffers
 from mini_engine.handover.protocol import Ask
 from mini_engine.handover.receiver import ReceivingConnector
 from mini_engine.handover.sender import SendingConnector
@@ -100,7 +100,8 @@ class Receiver:
     def __init__(self, num_buffers=8, min_tokens=0, extras=None, num_senders=1):
         self.senders = Senders(1 if num_senders else None)
         self.transfers = transfers_of(num_buffers)
-        self.stage, self.cells, self.extras = stage_of(num_buffers), Cells(), extras or Extras((), Cells.payload_bytes)
+        self.stage, self.cells = stage_of(num_buffers), Cells()
+        self.extras = extras or ExtraBuffers((), Cells.payload_bytes)
         self.connector = ReceivingConnector(
             self.senders, self.transfers, self.stage, self.cells, SIZE, self.extras, min_tokens
         )
@@ -131,7 +132,8 @@ class Sender:
     """A sending connector over `Cells`, and what it said; `seen` has the buffers as they were at each word."""
 
     def __init__(self, num_buffers=8, extras=None):
-        self.stage, self.cells, self.extras = stage_of(num_buffers), Cells(), extras or Extras((), Cells.payload_bytes)
+        self.stage, self.cells = stage_of(num_buffers), Cells()
+        self.extras = extras or ExtraBuffers((), Cells.payload_bytes)
         self.said, self.seen = [], []
         self.connector = SendingConnector(self.stage, self.cells, SIZE, self.extras, self.say)
 

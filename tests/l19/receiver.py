@@ -10,8 +10,8 @@ import sys
 
 from mini_engine import LLM
 from mini_engine.checkpoint.shipped import shipped_checkpoint
+from mini_engine.handover.opening import workers_of
 from mini_engine.handover.protocol import Ask, Cancel
-from mini_engine.handover.restart import workers_of
 from tests.l19.ends import ASKED, OPTIONS, PROMPTS, ask, check_nothing_is_held, drain, receiving
 
 

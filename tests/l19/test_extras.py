@@ -3,7 +3,7 @@
 import pytest
 
 from mini_engine.assembly.engine_config import EngineConfig
-from mini_engine.handover.extras import Extras
+from mini_engine.handover.extras import ExtraBuffers
 from mini_engine.handover.opening import worker_config
 from mini_engine.windows.companion import WindowCompanion
 from tests.l12.items import both
@@ -17,7 +17,7 @@ TEXT = list(range(25))
 def end_of_a_transfer():
     """Return a manager with windows and what copies them."""
     kv = Windows(WINDOW, GROUPS, 70, SIZE, max_step=8)
-    return kv, Extras([WindowCompanion(Cells(kv.slots), kv.memory)], Cells.payload_bytes)
+    return kv, ExtraBuffers([WindowCompanion(Cells(kv.slots), kv.memory)], Cells.payload_bytes)
 
 
 @pytest.mark.parametrize("num_there", [0, 4, 5])
@@ -46,20 +46,20 @@ def test_of_the_windows_that_come_the_last_ones_are_used(num_there):
 @pytest.mark.parametrize("start", [2, 6, 7, 8])
 def test_items_of_several_companions_are_handed_over_in_buffers_of_any_size(buffer_bytes, start):
     """The receiver has blocks 0 … start - 1 by now; the sender was asked from block 2 on."""
-    sender, companions = Extras(both(), buffer_bytes), both()
+    sender, companions = ExtraBuffers(both(), buffer_bytes), both()
     buffers = sender.read("a", 2, 9)
     assert len(buffers) == sender.num_buffers(2, 9) and max(map(len, buffers)) <= buffer_bytes
     padded = [bytes(buffer).ljust(buffer_bytes, b"\0") for buffer in buffers]  # a buffer has one size
-    Extras(companions, buffer_bytes).write("b", start, 9, padded)
+    ExtraBuffers(companions, buffer_bytes).write("b", start, 9, padded)
     for one, indices in zip(companions, ([8], range(max(start, 6), 9)), strict=True):
         one.check(indices)
 
 
 def test_a_state_among_several_companions_decides_when_they_are_read():
     companions = both()
-    assert Extras(companions, 4).num_bytes == 7 + 5 and not Extras(companions, 4).only_at_end
+    assert ExtraBuffers(companions, 4).num_bytes == 7 + 5 and not ExtraBuffers(companions, 4).only_at_end
     companions[0].only_at_end = True
-    assert Extras(companions, 4).only_at_end and not Extras((), 4).only_at_end
+    assert ExtraBuffers(companions, 4).only_at_end and not ExtraBuffers((), 4).only_at_end
 
 
 @pytest.mark.parametrize(("ours", "workers"), [(None, None), (0, None), (5, 5)])

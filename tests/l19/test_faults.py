@@ -19,7 +19,7 @@ import pytest
 
 from mini_engine.base.errors import UserError
 from mini_engine.handover import workers
-from mini_engine.handover.restart import workers_of
+from mini_engine.handover.opening import workers_of
 from tests.l18.ends import WAIT_SECONDS, deadline, is_alive, wait_for, wait_until_gone
 from tests.l19.ends import (
     PROMPTS,

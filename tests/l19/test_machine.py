@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from mini_engine.base.errors import OutOfBlocks
-from mini_engine.handover.extras import Extras
+from mini_engine.handover.extras import ExtraBuffers
 from mini_engine.handover.protocol import Ask, Cancel, Filled
 from mini_engine.handover.receiver import ReceivingConnector
 from mini_engine.handover.sender import SendingConnector
@@ -66,7 +66,7 @@ class ModelSender:
 
     def __init__(self, number, stage, has_state):
         self.number, self.cells = number, Wide()
-        self.extras = StateOfText() if has_state else Extras((), Cells.payload_bytes)
+        self.extras = StateOfText() if has_state else ExtraBuffers((), Cells.payload_bytes)
         self.inbox, self.outbox, self.jobs = deque(), deque(), {}
         self.connector = SendingConnector(stage, self.cells, SIZE, self.extras, self.outbox.append)
         self.is_alive = True
@@ -167,7 +167,7 @@ class HandOver(RuleBasedStateMachine):
     @initialize(num_buffers=st.integers(2, 12), has_state=st.booleans(), min_tokens=st.sampled_from([0, 0, 0, 9]))
     def open(self, num_buffers, has_state, min_tokens):
         self.stage = stage_of(num_buffers)
-        self.cells, self.extras = Cells(), StateOfText() if has_state else Extras((), Cells.payload_bytes)
+        self.cells, self.extras = Cells(), StateOfText() if has_state else ExtraBuffers((), Cells.payload_bytes)
         self.transfers = Transfers(num_buffers)
         self.transfers.wait = lambda seconds: None
         self.senders = Senders(self.stage, has_state)

@@ -8,7 +8,7 @@ import torch
 from mini_engine import LLM
 from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.handover.restart import workers_of
+from mini_engine.handover.opening import workers_of
 from mini_engine.kv.connector import TierStats
 from tests.l18.ends import wait_for
 from tests.l19.ends import (

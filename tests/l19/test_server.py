@@ -19,9 +19,10 @@ from prometheus_client import generate_latest
 
 from mini_engine.__main__ import main
 from mini_engine.assembly.llm import LLM
+from mini_engine.distributed.restart import Restart
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import EngineWorker
-from mini_engine.handover.restart import Restart, workers_of
+from mini_engine.handover.opening import workers_of
 from mini_engine.handover.stage import State
 from mini_engine.kv.connector import TierStats
 from mini_engine.server.app import create_app
@@ -227,13 +228,13 @@ def test_workers_that_cannot_be_replaced_stay(handover: Handover, expected, capl
     handles = dict(handover.workers.handles)
     assert len(handles) == 1
     monkeypatch.setattr(handover.workers, "build", no_engine)
-    restart = Restart(handover.workers)
+    restart = Restart(handover.workers.replace_all, "all prefill workers")
     restart.begin()
     assert restart.running.locked()
     restart.begin()  # does nothing
     assert restart.running.acquire(timeout=PATIENCE), "the restart has ended"
     assert handover.workers.handles == handles, "the old worker goes on"
-    [said] = [record.getMessage() for record in caplog.records if record.name.startswith("mini_engine.handover")]
+    [said] = [record.getMessage() for record in caplog.records if record.name == "mini_engine.distributed.restart"]
     assert "no memory is left" in said and "\n" not in said
     assert tokens_of(ask_all(handover, [SHORT[2]])) == [expected[tuple(SHORT[2])]]
 

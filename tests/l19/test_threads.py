@@ -8,13 +8,11 @@ import torch
 from mini_engine.base.errors import UserError
 from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 from mini_engine.handover import prefill, workers
-from mini_engine.handover.protocol import unpacked
 
 
 class NoProcess:
     """A worker's handle that starts nothing, or cannot."""
 
-    PULSE_BYTES = 64
     fails = False
 
     def __init__(self, number, seat, context):
@@ -66,7 +64,7 @@ def test_a_worker_takes_its_share_of_the_threads_before_it_loads(monkeypatch):
         raise UserError("no such checkpoint")
 
     try:
-        prefill.work(prefill.Seat(build, None, SharedBlock(128), 3), SimpleNamespace(send_bytes=sent.append))
-        assert seen == [3] and unpacked(*sent).why == "no such checkpoint"
+        prefill.work(prefill.Seat(build, None, SharedBlock(128), 3), SimpleNamespace(send=sent.append))
+        assert seen == [3] and sent[0].why == "no such checkpoint"
     finally:
         torch.set_num_threads(before)

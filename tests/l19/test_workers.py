@@ -191,7 +191,7 @@ def wait_for_threads(workers, count):
 def test_buffers_that_are_not_its_own_end_a_worker(workers):
     words = iter([Filled(5, 1)])
     handle = workers.handles[1] = Dying()
-    handle.receive = lambda: next(words)
+    handle.pipe = SimpleNamespace(recv=lambda: next(words))
     workers._hear(handle)
     assert handle.is_dead and workers.num_losses == 1, (
         "it has broken the protocol: nothing that it says can be believed"

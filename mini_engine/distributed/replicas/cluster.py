@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 
-from mini_engine.distributed.replicas.wire import block_keys
+from mini_engine.distributed.routing.keys import block_keys
 from mini_engine.distributed.routing.retry import ReplicaLost, with_retries
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.jobs import Answers, Job

@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from mini_engine.distributed.replicas.routing import Routing, make_policy
+from mini_engine.distributed.replicas.loads import Routing, make_policy
 
 
 class PolicyRouter(RequestRouter):

@@ -24,11 +24,9 @@ class Policy(Protocol[ReplicaT]):
 
     def sent(self, replica: ReplicaT, keys: Keys) -> None:
         """Note that the prompt went to `replica`."""
-        ...
 
     def found(self, replica: ReplicaT, keys: Keys, num_found: int) -> None:
         """Note that the replica found `num_found` of the prompt's blocks in its cache, and now has all of them."""
-        ...
 
 
 class PrefixScore(Generic[ReplicaT]):
@@ -92,7 +90,7 @@ class PrefixScore(Generic[ReplicaT]):
             self.seen[replica].add(keys)
 
 
-class RoundRobin(Generic[ReplicaT]):
+class RoundRobin(Policy[ReplicaT]):
     """Takes the replicas in turn, whatever the prompt: the baseline for the score."""
 
     def __init__(self) -> None:
@@ -103,9 +101,3 @@ class RoundRobin(Generic[ReplicaT]):
         replica = list(loads)[self.turn % len(loads)]
         self.turn += 1
         return replica
-
-    def sent(self, replica: ReplicaT, keys: Keys) -> None:
-        """Do nothing."""
-
-    def found(self, replica: ReplicaT, keys: Keys, num_found: int) -> None:
-        """Do nothing."""

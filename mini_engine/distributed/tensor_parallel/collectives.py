@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mini_engine.layers.exchange import NativeExchange
+from mini_engine.layers.exchange import Exchange, NativeExchange
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Traffic:
         self.bytes += x.nbytes
 
 
-class Collectives(Protocol):
+class Collectives(Exchange, Protocol):
     """The meetings of the ranks of one model.
 
     Attributes:
@@ -47,28 +47,21 @@ class Collectives(Protocol):
 
     rank: int
     num_ranks: int
-
-    @property
-    def traffic(self) -> Traffic: ...
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """Add x, of the same shape and dtype in all ranks, over all of them, in place, and return it."""
-        ...
+    traffic: Traffic
 
     def gather(self, x: Tensor) -> Tensor:
         """Return all ranks' x `[R, n]` side by side, `[R, num_ranks * n]`, in rank 0. Others get their own back."""
         ...
 
     def native(self, dtype: torch.dtype) -> NativeExchange | None:
-        """Return the exchange that lesson 9's C++ calls in place of `all_reduce`, or None."""
-        ...
+        """Return the exchange that lesson 9's C++ calls in place of `all_reduce`. None: it can call none."""
+        return None
 
     def check(self, why: int) -> None:
         """Raise RuntimeError unless `why`, which C++ received, is 0."""
-        ...
 
 
-class TorchCollectives:
+class TorchCollectives(Collectives):
     """The collectives of `torch.distributed`'s process group: gloo between CPUs, NCCL between GPUs (never run).
 
     The group must exist before the first call.
@@ -79,20 +72,12 @@ class TorchCollectives:
         self.traffic = Traffic()
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Add x over all ranks, in place, and return it."""
         with self.traffic.counting(x):
             dist.all_reduce(x)
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return all ranks' x `[R, n]` side by side in rank 0, and x in the others."""
         parts = [torch.empty_like(x) for _ in range(self.num_ranks)] if self.rank == 0 else None
         with self.traffic.counting(x):
             dist.gather(x.contiguous(), parts)
         return x if parts is None else torch.cat(parts, dim=1)
-
-    def native(self, dtype: torch.dtype) -> None:
-        """Return None: C++ cannot call torch.distributed."""
-
-    def check(self, why: int) -> None:
-        """Do nothing: C++ calls none of them."""

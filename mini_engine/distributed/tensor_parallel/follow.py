@@ -15,8 +15,7 @@ from mini_engine.base.errors import first_line
 from mini_engine.checkpoint.stored import Stored
 from mini_engine.distributed.tensor_parallel.collectives import Collectives
 from mini_engine.distributed.tensor_parallel.layers import with_layers
-from mini_engine.distributed.tensor_parallel.memory import Memory
-from mini_engine.distributed.tensor_parallel.messages import receive
+from mini_engine.distributed.tensor_parallel.messages import Memory, receive
 from mini_engine.distributed.tensor_parallel.pulse import Pulse, live_with_parent
 from mini_engine.distributed.tensor_parallel.shard import RankCut
 from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock

@@ -18,7 +18,9 @@ def check_shareable(config: EngineConfig) -> None:
     """Raise UserError if an option does not work with ranks."""
     for name, (value, why) in UNABLE.items():
         if getattr(config, name) == value:
-            raise alone_only(f"{name} is {shown(value)}", why, "leave it out", name)
+            raise UserError(
+                f"{name} is {shown(value)}, but {why}; leave it out, or use tensor_parallel_size 1", param=name
+            )
 
 
 def device_of_ranks(device: str | torch.device, num_ranks: int) -> str:
@@ -37,8 +39,3 @@ def device_of_ranks(device: str | torch.device, num_ranks: int) -> str:
     if str(device) == "cuda" and not dist.is_nccl_available():
         raise UserError("this torch has no NCCL, which connects ranks on GPUs; use device 'cpu'", param="device")
     return str(device)
-
-
-def alone_only(what: str, why: str, advice: str, param: str) -> UserError:
-    """Return the error for something that works only in one process."""
-    return UserError(f"{what}, but {why}; {advice}, or use tensor_parallel_size 1", param=param)

@@ -8,16 +8,31 @@ A message that is not a step is an order: it carries itself out in a rank and re
 import io
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from mini_engine.distributed.tensor_parallel.memory import Memory
 from mini_engine.engine.runner import Step
+from mini_engine.gpu.staging import uploaded
 from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.tiers.blocks import BlockBytes
+
+
+@dataclass
+class Memory:
+    """The memory of a rank other than rank 0: its shares of the pools, which follow rank 0's orders.
+
+    model: the rank's share of the model.
+    pools: its shares of lesson 3's pool, `kv`, and of lesson 11's, `states`, if the model has states.
+    store: the store that its model reads and writes: the KV pool, until rank 0 orders another one over the pools.
+    """
+
+    model: Any
+    pools: dict[str, Any] = field(default_factory=dict)
+    store: Any = None
 
 
 class Order(Protocol):
@@ -61,33 +76,15 @@ class StoreOver(NamedTuple):
         memory.store = self.make(memory.model, **memory.pools)
 
 
-class Copy(NamedTuple):
-    """Copy blocks of the pool, as `KvPool.copy_blocks` does."""
+class Call(NamedTuple):
+    """Call a method of a pool: `copy_blocks` of "kv", `copy_states` or `reset_states` of "states"."""
 
-    sources: list[int]
-    targets: list[int]
-
-    def carry_out(self, memory: Memory) -> None:
-        memory.pools["kv"].copy_blocks(self.sources, self.targets)
-
-
-class CopyStates(NamedTuple):
-    """Copy one slot's states to another, as `GdnPool.copy_states` does."""
-
-    source: int
-    target: int
+    pool: str
+    method: str
+    args: Sequence[Any]
 
     def carry_out(self, memory: Memory) -> None:
-        memory.pools["states"].copy_states(self.source, self.target)
-
-
-class ResetStates(NamedTuple):
-    """Zero the states of slots."""
-
-    slots: list[int]
-
-    def carry_out(self, memory: Memory) -> None:
-        memory.pools["states"].reset_states(self.slots)
+        getattr(memory.pools[self.pool], self.method)(*self.args)
 
 
 class ReadBlocks(NamedTuple):
@@ -97,7 +94,7 @@ class ReadBlocks(NamedTuple):
     blocks: list[int]
 
     def carry_out(self, memory: Memory) -> bytes:
-        return b"".join(BlockBytes.of_pool(memory.pools[self.pool]).read(self.blocks))
+        return b"".join(BlockBytes(*memory.pools[self.pool].parts).read(self.blocks))
 
 
 class WriteBlocks(NamedTuple):
@@ -108,15 +105,10 @@ class WriteBlocks(NamedTuple):
     payloads: Sequence[bytes]
 
     def carry_out(self, memory: Memory) -> None:
-        BlockBytes.of_pool(memory.pools[self.pool]).write(self.blocks, self.payloads)
+        BlockBytes(*memory.pools[self.pool].parts).write(self.blocks, self.payloads)
 
 
 Message = Order | Step
-
-
-def tensor_of(array: Any) -> Tensor:
-    """Return a tensor that was sent as an array."""
-    return torch.from_numpy(array)
 
 
 class StepPickler(pickle.Pickler):
@@ -124,7 +116,7 @@ class StepPickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Reduce tensors to arrays. NotImplemented leaves other objects to pickle."""
-        return (tensor_of, (value.cpu().numpy(),)) if isinstance(value, Tensor) else NotImplemented
+        return (torch.from_numpy, (value.cpu().numpy(),)) if isinstance(value, Tensor) else NotImplemented
 
 
 def packed(message: Message) -> bytes:
@@ -134,19 +126,7 @@ def packed(message: Message) -> bytes:
     return buffer.getvalue()
 
 
-class StepUnpickler(pickle.Unpickler):
-    """Unpickles tensors on a device."""
-
-    def __init__(self, buffer: io.BytesIO, device: torch.device) -> None:
-        super().__init__(buffer)
-        self.device = device
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        """Resolve functions and classes by name, `tensor_of` with this device."""
-        found = super().find_class(module_name, global_name)
-        return (lambda array: tensor_of(array).to(self.device)) if found is tensor_of else found
-
-
 def receive(pipe: "Connection[Any, Any]", device: torch.device) -> Message:
     """Wait for the next message and return it with its tensors on `device`. Raises EOFError if the sender is gone."""
-    return StepUnpickler(io.BytesIO(pipe.recv_bytes()), device).load()
+    message = pickle.loads(pipe.recv_bytes())
+    return uploaded(message, device) if isinstance(message, Step) and device.type != "cpu" else message

@@ -10,11 +10,9 @@ from typing import Any
 
 from mini_engine.assembly.pools import Pools
 from mini_engine.distributed.tensor_parallel.messages import (
-    Copy,
-    CopyStates,
+    Call,
     PoolSize,
     ReadBlocks,
-    ResetStates,
     StatesSize,
     StoreOver,
     WriteBlocks,
@@ -62,13 +60,13 @@ class SharedPools(Pools):
         """Return the blocks of all ranks as bytes."""
         if not has_heads(self.ranks.model.config):
             return CopiedBlockBytes(self.ranks, kv)
-        own = BlockBytes.of_pool(kv)
+        own = BlockBytes(*kv.parts)
         return SharedBlockBytes(self.ranks, "kv", own, block_layout(own.tensors))
 
     def state_bytes(self, states: GdnPool) -> "SharedBlockBytes":
         """Return the state slots of all ranks as bytes."""
         layout = state_layout(states)
-        return SharedBlockBytes(self.ranks, "states", BlockBytes.of_pool(states), layout)
+        return SharedBlockBytes(self.ranks, "states", BlockBytes(*states.parts), layout)
 
 
 class SharedPoolMaker(PoolMaker):
@@ -98,7 +96,7 @@ class SharedPoolMaker(PoolMaker):
 
         def copy_blocks(sources: Sequence[int], targets: Sequence[int]) -> None:
             pool.copy_blocks(sources, targets)
-            self.ranks.tell(Copy(list(sources), list(targets)))
+            self.ranks.tell(Call("kv", "copy_blocks", (list(sources), list(targets))))
 
         return copy_blocks
 
@@ -118,12 +116,12 @@ class SharedSlots(TrackSlots):
     def reset_states(self, slots: Sequence[int]) -> None:
         """Zero the states of these slots."""
         self.pool.reset_states(slots)
-        self.ranks.tell(ResetStates(list(slots)))
+        self.ranks.tell(Call("states", "reset_states", (list(slots),)))
 
     def copy_states(self, src_index: int, dst_index: int) -> None:
         """Copy the states of one slot to another."""
         self.pool.copy_states(src_index, dst_index)
-        self.ranks.tell(CopyStates(src_index, dst_index))
+        self.ranks.tell(Call("states", "copy_states", (src_index, dst_index)))
 
 
 class SharedBlockBytes:

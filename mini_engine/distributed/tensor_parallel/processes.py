@@ -27,7 +27,7 @@ from mini_engine.checkpoint.weights import stored_model
 from mini_engine.distributed.tensor_parallel.follow import MEET, Place, Read, part_of_rank
 from mini_engine.distributed.tensor_parallel.messages import Message, packed
 from mini_engine.distributed.tensor_parallel.others import Others
-from mini_engine.distributed.tensor_parallel.pulse import bytes_for
+from mini_engine.distributed.tensor_parallel.pulse import pulse_bytes
 from mini_engine.distributed.tensor_parallel.shard import RankCut
 from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 from mini_engine.distributed.tensor_parallel.transport import transport_for
@@ -87,7 +87,7 @@ class Ranks:
         self.transport = transport_for(transport, num_ranks, Path(tempfile.gettempdir()), patience, device)
         self.collectives = self.transport.collectives(0)
         threads = max(1, self.threads // num_ranks)
-        pulse = SharedBlock(bytes_for(num_ranks))
+        pulse = SharedBlock(pulse_bytes(num_ranks))
         self.place = Place(str(path), read, dtype, backend, num_ranks, self.transport, pulse, threads, device)
         self.others = Others(self.place)
         try:

@@ -31,7 +31,7 @@ class Pulse:
     """One rank's view of all ranks' counts. One thread of the rank calls `tick` every TICK_SECONDS.
 
     Args:
-        block: of `bytes_for(num_ranks)` bytes, the same in all ranks.
+        block: of `pulse_bytes(num_ranks)` bytes, the same in all ranks.
 
     Attributes:
         silence: for each rank, the number of ticks since its count last changed.
@@ -76,7 +76,7 @@ def live_with_parent(pulse: Pulse, silent: Callable[[float], object] | None = No
     os._exit(0)
 
 
-def bytes_for(num_ranks: int) -> int:
+def pulse_bytes(num_ranks: int) -> int:
     """Return the size in bytes of the memory for the counts of `num_ranks` ranks, a cache line for each."""
     return num_ranks * CACHE_LINE
 
@@ -87,10 +87,8 @@ def is_stopped(pid: int) -> bool:
         return False
     try:
         if sys.platform == "linux":
-            return (
-                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-                == "T"
-            )
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+            return stat.rpartition(")")[2].split()[0] == "T"
         state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, encoding="utf-8").stdout
         return state.startswith("T")
     except OSError:

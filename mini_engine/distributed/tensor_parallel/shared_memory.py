@@ -6,17 +6,16 @@ gloo sends each sum through sockets, which wakes a thread at either end; here th
 import ctypes
 from ctypes import POINTER, c_double, c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from mini_engine.base.native_build import SUFFIXES, Library, Signature
-from mini_engine.distributed.tensor_parallel.collectives import Traffic
+from mini_engine.distributed.tensor_parallel.collectives import Collectives, Traffic
+from mini_engine.distributed.tensor_parallel.shared_block import CACHE_LINE, SharedBlock
 from mini_engine.layers.exchange import NativeExchange
 
 HERE = Path(__file__).parent
-LINE_BYTES = 64
 PLACE_BYTES = 2**18  # of one rank's part: small enough to be partly in the writer's cache when the others read it
 WHY = {1: "a rank has ended", 2: "a rank did not join a collective in time"}
 
@@ -45,19 +44,11 @@ LIBRARY = Library(
 )
 
 
-class Shared(Protocol):
-    """Memory that all ranks share, zero at first. address: of its first byte in this process."""
-
-    @property
-    def address(self) -> int: ...
-
-
-class SharedMemoryCollectives:
+class SharedMemoryCollectives(Collectives):
     """The collectives of one rank. Sums are the same in all ranks, bit for bit: each adds in the order of the ranks.
 
     Args:
-        shared: `bytes_for(num_ranks, place_bytes)` bytes, which must outlive this.
-        lost_address: of an int32 in shared memory; any value but 0 ends all waiting.
+        block: of `meeting_bytes(num_ranks, place_bytes)` bytes. Any value but 0 in its first int32 ends all waiting.
         patience: seconds to wait for a rank that is alive.
         place_bytes: size of each rank's place; longer parts go in pieces.
 
@@ -66,23 +57,16 @@ class SharedMemoryCollectives:
     """
 
     def __init__(
-        self,
-        rank: int,
-        num_ranks: int,
-        shared: Shared,
-        lost_address: int,
-        patience: float,
-        place_bytes: int = PLACE_BYTES,
+        self, rank: int, num_ranks: int, block: SharedBlock, patience: float, place_bytes: int = PLACE_BYTES
     ) -> None:
-        self.rank, self.num_ranks = rank, num_ranks
+        self.rank, self.num_ranks, self.block = rank, num_ranks, block
         LIBRARY.load()
-        self.shared = shared
         self.meeting = Meeting(
-            shared=shared.address,
+            shared=block.address + CACHE_LINE,
             rank=rank,
             num_ranks=num_ranks,
             capacity=place_bytes,
-            lost=lost_address,
+            lost=block.address,
             patience=patience,
         )
 
@@ -104,7 +88,7 @@ class SharedMemoryCollectives:
         return x if whole is x else x.copy_(whole)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return all ranks' x `[R, n]` side by side in rank 0, and x in the others. RuntimeError as `all_reduce`."""
+        """Return all ranks' x side by side in rank 0, and x in the others. RuntimeError as `all_reduce`."""
         x = x.contiguous()
         out = x.new_empty(self.num_ranks if self.rank == 0 else 0, *x.shape)
         self.check(LIBRARY.function("gather")(self.meeting, x.data_ptr(), x.nbytes, out.data_ptr()))
@@ -121,6 +105,6 @@ class SharedMemoryCollectives:
         return NativeExchange(address, ctypes.addressof(self.meeting), self.rank == 0)
 
 
-def bytes_for(num_ranks: int, place_bytes: int = PLACE_BYTES) -> int:
-    """Return the size in bytes of the memory that `num_ranks` ranks share: their flags, and two places for each."""
-    return num_ranks * (LINE_BYTES + 2 * place_bytes)
+def meeting_bytes(num_ranks: int, place_bytes: int = PLACE_BYTES) -> int:
+    """Return the bytes that `num_ranks` ranks share: a line to end all waiting, and a flag and two places for each."""
+    return CACHE_LINE + num_ranks * (CACHE_LINE + 2 * place_bytes)

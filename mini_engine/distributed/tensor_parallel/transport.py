@@ -10,10 +10,11 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -21,8 +22,8 @@ import torch.distributed as dist
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
 from mini_engine.distributed.tensor_parallel.collectives import Collectives, TorchCollectives
-from mini_engine.distributed.tensor_parallel.shared_block import CACHE_LINE, SharedBlock
-from mini_engine.distributed.tensor_parallel.shared_memory import LIBRARY, SharedMemoryCollectives, bytes_for
+from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
+from mini_engine.distributed.tensor_parallel.shared_memory import LIBRARY, SharedMemoryCollectives, meeting_bytes
 
 MEETING = timedelta(seconds=8)  # for ranks that are all ready; gloo would keep waiting for one that has died
 TRANSPORTS = ("auto", "memory", "gloo", "nccl")
@@ -38,20 +39,17 @@ class Transport(Protocol):
         ...
 
     def connect(self, rank: int) -> None:
-        """Meet the other ranks; each waits here for all others."""
-        ...
+        """Meet the other ranks; each waits here for all others, unless the first collective does."""
 
     def interrupt(self) -> None:
-        """End this process's waiting in a collective, if another rank's end does not."""
-        ...
+        """End this process's waiting in a collective, if another rank's end does not: broken connections do."""
 
     def disconnect(self) -> None:
         """Drop the connection to the other ranks. Idempotent."""
-        ...
 
 
-class MemoryTransport:
-    """Memory that all ranks share.
+class MemoryTransport(Transport):
+    """Memory that all ranks share. It is freed with the last process that has it.
 
     Args:
         patience: how long a collective waits for a rank that is alive.
@@ -63,29 +61,19 @@ class MemoryTransport:
     def __init__(self, num_ranks: int, patience: timedelta) -> None:
         LIBRARY.load()  # now in the cache, where every rank finds it
         self.num_ranks, self.patience = num_ranks, patience.total_seconds()
-        self.block = SharedBlock(CACHE_LINE + bytes_for(num_ranks))
-
-    @property
-    def address(self) -> int:
-        """The address in this process of the collectives' memory, which follows the cache line of the `lost` flag."""
-        return self.block.address + CACHE_LINE
+        self.block = SharedBlock(meeting_bytes(num_ranks))
 
     def collectives(self, rank: int) -> SharedMemoryCollectives:
         """Return the collectives of a rank."""
-        return SharedMemoryCollectives(rank, self.num_ranks, self, self.block.address, self.patience)
-
-    def connect(self, rank: int) -> None:
-        """Do nothing: the first collective waits for late ranks."""
+        return SharedMemoryCollectives(rank, self.num_ranks, self.block, self.patience)
 
     def interrupt(self) -> None:
         """End all waiting, in every rank."""
         ctypes.c_int32.from_address(self.block.address).value = 1
 
-    def disconnect(self) -> None:
-        """Do nothing: the memory is freed with the last process that has it."""
 
-
-class TorchTransport(NamedTuple):
+@dataclass(frozen=True)
+class TorchTransport(Transport):
     """A process group of torch.distributed. A process can have only one.
 
     backend: gloo or nccl. meeting: a file through which ranks find each other's addresses. patience: how long a
@@ -118,9 +106,6 @@ class TorchTransport(NamedTuple):
             cast(Any, dist.group.WORLD).set_timeout(self.patience)
             dist.barrier()
             Path(self.meeting).unlink(missing_ok=True)  # all have met; nothing is left if all of them are killed now
-
-    def interrupt(self) -> None:
-        """Do nothing: when a rank ends, its connections break."""
 
     def disconnect(self) -> None:
         """Leave the process group, if this process is in it."""

@@ -9,11 +9,9 @@ from typing import Any, Generic
 
 from mini_engine.distributed.routing.policy import Keys, Policy, PrefixScore, ReplicaT, RoundRobin
 
-POLICIES = ("score", "round-robin")
-
 
 def make_policy(name: str, beta: float, capacity: int) -> Policy[Any]:
-    """Return a new policy by its name in `POLICIES`. capacity: blocks in each replica's pool."""
+    """Return a new policy by its name, score or round-robin. capacity: blocks in each replica's pool."""
     return {"score": lambda: PrefixScore(beta, capacity), "round-robin": RoundRobin}[name]()
 
 

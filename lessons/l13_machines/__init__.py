@@ -1,0 +1,1 @@
+"""Lesson 13. Its page, its tasks, and simulated replicas."""
