@@ -167,10 +167,7 @@ class HybridKv:
 
 
 def each_sequence(
-    meta: HybridMeta,
-    out: Tensor,
-    step: Callable[[Any, Tensor, Tensor], Tensor],
-    run: Callable[[slice, int], Tensor],
+    meta: HybridMeta, out: Tensor, step: Callable[[Any, Tensor, Tensor], Tensor], run: Callable[[slice, int], Tensor]
 ) -> Tensor:
     """Fill `out`, a row for each token, sequence by sequence; return it, or the whole step's result in its place.
 
