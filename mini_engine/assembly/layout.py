@@ -200,7 +200,7 @@ def coordinator_for(memories: Sequence[CacheMemory], caches: bool, allocator: An
     memory = memories[0] if len(memories) == 1 else several(memories)
     # without prefix caching: a tree that keeps nothing
     prefixes = partial(PrefixCache, capacity=None if caches else 0, memory=memory, allocator=allocator)
-    return partial(CacheCoordinator, prefixes=prefixes, memory=memory)
+    return partial(CacheCoordinator, prefixes=prefixes)
 
 
 def several(memories: Sequence[CacheMemory]) -> CacheMemory:

@@ -124,7 +124,7 @@ def checkpoint_rows(config: HybridConfig, dtype: torch.dtype, quick: bool) -> li
     load, rows = conversation(40 if quick else 200), []
     for interval in (0, *INTERVALS):
         memory = StateMemory(TrackSlots(8, 100_000), 16, interval) if interval else NO_MEMORY
-        manager = coordinated(200_000, 16, prefixes=partial(PrefixCache, memory=memory), memory=memory)
+        manager = coordinated(200_000, 16, prefixes=partial(PrefixCache, memory=memory))
         for prompt, answer in load:
             serve(manager, prompt, answer)
         kept = len(memory.checkpoints.slots) if isinstance(memory, StateMemory) else 0
