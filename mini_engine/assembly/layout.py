@@ -13,11 +13,11 @@ from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.assembly.pools import Pools
 from mini_engine.assembly.storage import MemoryKind, Storage
 from mini_engine.base.errors import OutOfBlocks, UserError
-from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.block_tensor import KvPool, KvShape
 from mini_engine.kv.coordinator import KvCoordinator
 from mini_engine.kv.manager import blocks_in_budget
 from mini_engine.kv.memory import CacheMemory
-from mini_engine.kv.pool_maker import KvShape, PoolMaker
+from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.model.kinds import Full, Kind, Latent, State, Window
 
 
