@@ -18,7 +18,7 @@ from mini_engine.kv.coordinator import KvCoordinator
 from mini_engine.kv.manager import blocks_in_budget
 from mini_engine.kv.memory import CacheMemory
 from mini_engine.kv.pool_maker import PoolMaker
-from mini_engine.model.kinds import Full, Kind, Latent, State, Window
+from mini_engine.model.kinds import Full, Kind, Latent, State, Window, attending, state_bytes
 
 
 def storage_of(model: Any, config: EngineConfig, pools: Pools, budget: int) -> Storage:
@@ -63,11 +63,6 @@ def check_kinds(layers: Sequence[Kind]) -> None:
         raise UserError("some layers keep latents and others K and V, which no pool here holds together")
 
 
-def attending(layers: Sequence[Kind]) -> list[Kind]:
-    """Return the kinds of the layers that attend, in the model's order: those without a state."""
-    return [kind for kind in layers if not isinstance(kind, State)]
-
-
 def pool_maker(model: Any, config: EngineConfig) -> PoolMaker:
     """Return the maker of the pool for K and V, or latents, in this KV dtype."""
     shape, place = kv_shape(model.config), (model.dtype, model.device)
@@ -97,8 +92,7 @@ def divided(
     if has(State, layers):
         from mini_engine.hybrid.sizes import sizes_of
 
-        state_bytes = sum(kind.num_bytes(model.dtype) for kind in layers if isinstance(kind, State))
-        return sizes_of(state_bytes, config, bytes_per_token, budget)
+        return sizes_of(state_bytes(layers, model.dtype), config, bytes_per_token, budget)
     if config.num_blocks is not None:
         return config.num_blocks, ()
     return blocks_in_budget(budget, bytes_per_token, config.block_size), ()

@@ -12,6 +12,7 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.hybrid.plan import HybridPlan
 from mini_engine.hybrid.sizes import Slots, slots_in_budget
+from mini_engine.model.kinds import state_bytes
 from tests.l11.models import SELECTED, ask, both, check_nothing_is_lost, drain, first_logits, greedy, hybrid
 from tests.support import some_ids
 
@@ -226,7 +227,7 @@ def test_more_requests_than_slots_wait_their_turn():
     engine = build_engine(
         both(FAMILY)[0],
         backend="reference",
-        kv_bytes=6 * both(FAMILY)[0].config.state_bytes(torch.float32) * 2,
+        kv_bytes=6 * state_bytes(both(FAMILY)[0].config.layers, torch.float32) * 2,
         block_size=8,
         kernel="torch",
         checkpoint_interval=32,
