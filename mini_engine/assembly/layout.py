@@ -133,7 +133,7 @@ def state_kind(states: Any, pools: Pools, config: EngineConfig) -> MemoryKind:
     """Return what layers with a state bring (lesson 11)."""
     from mini_engine.hybrid.gdn_pool import PADDING_SLOT
     from mini_engine.hybrid.memory import StateMemory
-    from mini_engine.hybrid.plan import HybridPlan
+    from mini_engine.hybrid.plan import add_slots
     from mini_engine.hybrid.sizes import interval_of
 
     def rows() -> Any:
@@ -147,8 +147,8 @@ def state_kind(states: Any, pools: Pools, config: EngineConfig) -> MemoryKind:
         return StateCompanion(pools.state_bytes(states), memory.slots_of)
 
     memory = StateMemory(pools.slots(states), config.block_size, interval_of(config), config.max_drafts)
-    probe = partial(HybridPlan, lambda request_id: [PADDING_SLOT])
-    return MemoryKind(memory, partial(HybridPlan, memory.slots_of), probe, rows, companion)
+    probe = partial(add_slots, lambda request_id: [PADDING_SLOT])
+    return MemoryKind(memory, partial(add_slots, memory.slots_of), probe, rows, companion)
 
 
 def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -> tuple[MemoryKind, Any]:
@@ -156,12 +156,16 @@ def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -
     from mini_engine.kv.refcount import RefCountedAllocator
     from mini_engine.windows.groups import num_window_groups, places_of
     from mini_engine.windows.memory import WindowMemory
-    from mini_engine.windows.plan import WindowPlan, same_in_all
+    from mini_engine.windows.plan import add_tables
+    from mini_engine.windows.store import with_groups
 
     def rows() -> Any:
         from mini_engine.windows.graphs import GroupRows
 
         return GroupRows(memory.tables_of, num_groups)
+
+    def probe(meta: Any, chunks: Any) -> Any:  # no request has blocks yet: every group has those of group 0
+        return with_groups(meta, [meta.block_table] * num_groups)
 
     def companion(pools: Pools, blocks: Any) -> Any:
         from mini_engine.windows.companion import WindowCompanion
@@ -172,7 +176,7 @@ def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -
     num_groups = num_window_groups(places_of(attending(layers)))
     allocator = RefCountedAllocator(num_blocks, config.block_size)
     memory = WindowMemory(allocator, window, num_groups, config.most_in_step)
-    plan, probe = partial(WindowPlan, memory.tables_of, num_groups), partial(same_in_all, num_groups)
+    plan = partial(add_tables, memory.tables_of, num_groups)
     return MemoryKind(memory, plan, probe, rows, companion), allocator
 
 

@@ -83,11 +83,4 @@ def with_groups(meta: ForwardMeta, tables: Sequence[Tensor]) -> GroupedMeta:
     owner = torch.bucketize(torch.arange(len(meta.positions), device=index.device), meta.cu_seqlens_q[1:], right=True)
     block_table = torch.stack([meta.block_table, *tables])
     slots = block_table[:, owner, index] * meta.block_size + offset
-    return GroupedMeta(
-        positions=meta.positions,
-        slot_mapping=slots.long(),
-        cu_seqlens_q=meta.cu_seqlens_q,
-        seq_lens_kv=meta.seq_lens_kv,
-        block_table=block_table,
-        block_size=meta.block_size,
-    )
+    return GroupedMeta(**dict(vars(meta), slot_mapping=slots.long(), block_table=block_table))

@@ -1,16 +1,18 @@
 """Lesson 11. Every token equals Hugging Face's: batched, in chunks, preempted, behind a checkpoint, beside an abort."""
 
+
 import random
 
 import pytest
 import torch
 
 from mini_engine.assembly.build import build_engine
+from mini_engine.assembly.storage import planner
 from mini_engine.base.errors import UserError
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.hybrid.plan import HybridPlan
+from mini_engine.hybrid.plan import add_slots
 from mini_engine.hybrid.sizes import Slots, slots_in_budget
 from mini_engine.model.kinds import state_bytes
 from tests.l11.models import SELECTED, ask, both, check_nothing_is_lost, drain, first_logits, greedy, hybrid
@@ -182,7 +184,9 @@ def test_an_abort_in_mid_step_leaves_nothing_behind():
 
     def inner_once(chunks):
         plan = engine.runner.plan
-        engine.runner.plan = HybridPlan(lambda request_id: [1])  # the aborted request's slot, already free
+        engine.runner.plan = planner(
+            [lambda *step: add_slots(lambda _: [1], *step)]
+        )  # the aborted request's slot, already free
         out = inner(chunks)
         engine.runner.run, engine.runner.plan = inner, plan
         return out
