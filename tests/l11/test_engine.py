@@ -1,7 +1,7 @@
 """Lesson 11. Every token equals Hugging Face's: batched, in chunks, preempted, behind a checkpoint, beside an abort."""
 
-
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -184,9 +184,8 @@ def test_an_abort_in_mid_step_leaves_nothing_behind():
 
     def inner_once(chunks):
         plan = engine.runner.plan
-        engine.runner.plan = planner(
-            [lambda *step: add_slots(lambda _: [1], *step)]
-        )  # the aborted request's slot, already free
+        freed = partial(add_slots, lambda request_id: [1])  # the aborted request's slot, already free
+        engine.runner.plan = planner([freed])
         out = inner(chunks)
         engine.runner.run, engine.runner.plan = inner, plan
         return out
