@@ -6,7 +6,7 @@ adds a layer's result to it; the kernel that rotates k also writes k and v into 
 """
 
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.kv.direct import DirectStore, LayerCache
+from mini_engine.kv.direct import LayerCache
 from mini_engine.layers.packed_layers import joined
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.decoder import Decoder, DecoderLayer
@@ -91,7 +91,7 @@ class FusedModel(nn.Module):
         """Return the normed hidden states `[R, hidden_size]` of `rows`, or of all tokens."""
         x = self.embed_tokens(token_ids)
         cos, sin = self.rope(meta.positions, x.dtype)
-        store = cast(DirectStore, kv)
+        store: Any = kv
         caches = store.layer_caches(meta) if store.direct else [None] * len(self.layers)
         delta = None
         for layer, cache in zip(self.layers, caches, strict=True):
