@@ -118,7 +118,8 @@ class PrefixCache:
         """
         shared, num_blocks = table.shared, num_computed // self.block_size
         if to_the_end:
-            self._include(table, token_ids, num_blocks)
+            if num_blocks > shared.num_whole:  # an answer's tokens are not in `key`
+                shared.key, shared.num_whole = key_of(token_ids[: num_blocks * self.block_size]), num_blocks
         elif shared.num_stored >= shared.num_whole:
             return None
         start = shared.num_stored
@@ -210,12 +211,6 @@ class PrefixCache:
         ):
             pass
         self.memory.evict(missing)
-
-    def _include(self, table: RequestTable, token_ids: Sequence[int], num_blocks: int) -> None:
-        """Extend the part of the table that the tree is to store: an answer's tokens are not in `key`."""
-        if num_blocks > table.shared.num_whole:
-            table.shared.key = key_of(token_ids[: num_blocks * self.block_size])
-            table.shared.num_whole = num_blocks
 
     def _writes_shared(self, table: RequestTable, num_tokens: int) -> bool:
         """Return True if the next token would be written into a block that has other holders."""

@@ -2,32 +2,20 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mini_engine.kv.store import Store
 
 
 class StoreAround(Store):
-    """A store around `kv`, a pool or another store; a subclass overrides what it does otherwise."""
+    """A store around `kv`, a pool or another store; a subclass overrides what it does otherwise.
+
+    Attributes:
+        K, kernel, device: the pool's; `kernel` reads the pool without a window.
+    """
 
     def __init__(self, kv: Any) -> None:
-        self.kv = kv
-
-    @property
-    def device(self) -> torch.device:
-        """The pool's device."""
-        return self.kv.device
-
-    @property
-    def K(self) -> list[Tensor]:
-        """The pool's keys, or latents, `[num_blocks, block_size, H_kv, D]` for each of its layers."""
-        return self.kv.K
-
-    @property
-    def kernel(self) -> Any:
-        """The kernel that reads the pool, without a window."""
-        return self.kv.kernel
+        self.kv, self.K, self.kernel, self.device = kv, kv.K, kv.kernel, kv.device
 
     @property
     def num_blocks(self) -> int:

@@ -38,16 +38,12 @@ class GroupedKv(StoreAround):
 
     def __init__(self, layers: Sequence[Kind], kv: KvPool) -> None:
         super().__init__(kv)
+        self.direct = kv.direct
         self.places: Sequence[Place] = places_of(layers)
         self.windows = [kind.size if isinstance(kind, Window) else EVERY_KEY for kind in layers]
-        kernel = cast(Kernel, kv.kernel)  # an engine's pool has a Kernel, not a bare function
+        kernel = cast(Kernel, self.kernel)  # an engine's pool has a Kernel, not a bare function
         with_window = windowed(kernel, min(self.windows))
         self.kernels = [kernel if window == EVERY_KEY else with_window for window in self.windows]
-
-    @property
-    def direct(self) -> bool:
-        """True if layers may write to `layer_caches` and call the kernel directly, bypassing the store."""
-        return self.kv.direct
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k and v `[T, H_kv, D]` into the slots of the layer's group; slot_mapping `[G, T]` int64."""
