@@ -5,8 +5,6 @@ are those of pymllm, without its `pin_memory`: only host memory can be pinned, a
 """
 
 from collections.abc import Callable
-from math import prod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,19 +13,7 @@ from lessons.l10_device.req_to_token import ReqToTokenPool
 from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
 from lessons.l10_device.slot_pool import SlotPool
 from mini_engine.base.errors import UserError
-from mini_engine.kv.block_tensor import KvPool
-
-
-class Layers(NamedTuple):
-    """A model as its pool sees it: the number of layers, and the `[heads, dim]` of a key and of a value."""
-
-    num_hidden_layers: int
-    k_shape: tuple[int, int]
-    v_shape: tuple[int, int]
-
-    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Return the bytes of one token in all layers."""
-        return self.num_hidden_layers * (prod(self.k_shape) + prod(self.v_shape)) * dtype.itemsize
+from mini_engine.kv.block_tensor import KvPool, KvShape
 
 
 def no_kernel(*inputs) -> Tensor:
@@ -63,7 +49,7 @@ def make_full_attention_net_mem_pool(
     k_shape = k_head_num, k_head_dim
     v_shape = k_head_num if v_head_num is None else v_head_num, k_head_dim if v_head_dim is None else v_head_dim
     num_pages = size // page_size + 1
-    blocks = KvPool(Layers(layer_num, k_shape, v_shape), num_pages, page_size, kernel, dtype, device)
+    blocks = KvPool(KvShape(layer_num, k_shape, v_shape), num_pages, page_size, kernel, dtype, device)
     return SlotPool(blocks), allocator
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from lessons.l10_device.loop import RowMemory
 from mini_engine.base.errors import UserError
 from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.hybrid.plan import shallow, with_states
+from mini_engine.hybrid.plan import with_states
 from mini_engine.hybrid.store import HybridMeta
 from mini_engine.kv.block_tensor import ForwardMeta
 
@@ -37,5 +37,5 @@ class RowStates(RowMemory):
     def complete(self, meta: ForwardMeta, rows: Tensor, lengths: Sequence[int] | None) -> HybridMeta:
         """Add the rows as state slots. A decode step needs no lengths, so nothing waits for the device."""
         if lengths is None:
-            return HybridMeta(**shallow(meta), single_rows=None, single_slots=rows)
+            return HybridMeta(**vars(meta), single_rows=None, single_slots=rows)
         return with_states(meta, [[row] for row in rows.tolist()], lengths)

@@ -127,9 +127,10 @@ def coordinator_of(storage: Storage, connector: "KvConnector | None") -> Callabl
     if storage.coordinator is not KvCoordinator:
         return partial(storage.coordinator, connector=connector)
     from mini_engine.kv.cache_coordinator import CacheCoordinator
-    from mini_engine.kv.prefixes import Prefixes
+    from mini_engine.kv.prefix_cache import PrefixCache
 
-    return partial(CacheCoordinator, prefixes=Prefixes, connector=connector)  # nothing is cached, but KV arrives
+    prefixes = partial(PrefixCache, capacity=0)  # nothing is cached, but KV arrives
+    return partial(CacheCoordinator, prefixes=prefixes, connector=connector)
 
 
 def decoding_of(config: EngineConfig, manager: KvCacheManager) -> Decoding:

@@ -13,12 +13,12 @@ from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.assembly.pools import Pools
 from mini_engine.assembly.storage import MemoryKind, Storage
 from mini_engine.base.errors import OutOfBlocks, UserError
-from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.block_tensor import KvPool, KvShape
 from mini_engine.kv.coordinator import KvCoordinator
 from mini_engine.kv.manager import blocks_in_budget
 from mini_engine.kv.memory import CacheMemory
-from mini_engine.kv.pool_maker import KvShape, PoolMaker
-from mini_engine.model.kinds import Full, Kind, Latent, State, Window
+from mini_engine.kv.pool_maker import PoolMaker
+from mini_engine.model.kinds import Full, Kind, Latent, State, Window, attending, state_bytes
 
 
 def storage_of(model: Any, config: EngineConfig, pools: Pools, budget: int) -> Storage:
@@ -64,11 +64,6 @@ def check_kinds(layers: Sequence[Kind]) -> None:
         raise UserError("some layers keep latents and others K and V, which no pool here holds together")
 
 
-def attending(layers: Sequence[Kind]) -> list[Kind]:
-    """Return the kinds of the layers that attend, in the model's order: those without a state."""
-    return [kind for kind in layers if not isinstance(kind, State)]
-
-
 def pool_maker(model: Any, config: EngineConfig) -> PoolMaker:
     """Return the maker of the pool for K and V, or latents, in this KV dtype."""
     shape, place = kv_shape(model.config), (model.dtype, model.device)
@@ -98,8 +93,7 @@ def divided(
     if has(State, layers):
         from mini_engine.hybrid.sizes import sizes_of
 
-        state_bytes = sum(kind.num_bytes(model.dtype) for kind in layers if isinstance(kind, State))
-        return sizes_of(state_bytes, config, bytes_per_token, budget)
+        return sizes_of(state_bytes(layers, model.dtype), config, bytes_per_token, budget)
     if config.num_blocks is not None:
         return config.num_blocks, ()
     return blocks_in_budget(budget, bytes_per_token, config.block_size), ()
@@ -140,7 +134,7 @@ def state_kind(states: Any, pools: Pools, config: EngineConfig) -> MemoryKind:
     """Return what layers with a state bring (lesson 11)."""
     from mini_engine.hybrid.gdn_pool import PADDING_SLOT
     from mini_engine.hybrid.memory import StateMemory
-    from mini_engine.hybrid.plan import HybridPlan
+    from mini_engine.hybrid.plan import add_slots
     from mini_engine.hybrid.sizes import interval_of
 
     def rows() -> Any:
@@ -154,8 +148,8 @@ def state_kind(states: Any, pools: Pools, config: EngineConfig) -> MemoryKind:
         return StateCompanion(pools.state_bytes(states), memory.slots_of)
 
     memory = StateMemory(pools.slots(states), config.block_size, interval_of(config), config.max_drafts)
-    probe = partial(HybridPlan, lambda request_id: [PADDING_SLOT])
-    return MemoryKind(memory, partial(HybridPlan, memory.slots_of), probe, rows, companion)
+    probe = partial(add_slots, lambda request_id: [PADDING_SLOT])
+    return MemoryKind(memory, partial(add_slots, memory.slots_of), probe, rows, companion)
 
 
 def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -> tuple[MemoryKind, Any]:
@@ -166,12 +160,16 @@ def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -
     from mini_engine.kv.refcount import RefCountedAllocator
     from mini_engine.windows.groups import num_window_groups, places_of
     from mini_engine.windows.memory import WindowMemory
-    from mini_engine.windows.plan import WindowPlan, same_in_all
+    from mini_engine.windows.plan import add_tables
+    from mini_engine.windows.store import with_groups
 
     def rows() -> Any:
         from mini_engine.windows.graphs import GroupRows
 
         return GroupRows(memory.tables_of, num_groups)
+
+    def probe(meta: Any, chunks: Any) -> Any:  # no request has blocks yet: every group has those of group 0
+        return with_groups(meta, [meta.block_table] * num_groups)
 
     def companion(pools: Pools, blocks: Any) -> Any:
         from mini_engine.windows.companion import WindowCompanion
@@ -182,9 +180,9 @@ def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -
     num_groups = num_window_groups(places_of(attending(layers)))
     allocator = RefCountedAllocator(num_blocks, config.block_size)
     memory = WindowMemory(allocator, window, num_groups, config.most_in_step)
-    plan, probe = partial(WindowPlan, memory.tables_of, num_groups), partial(same_in_all, num_groups)
     if num_groups == 0:
         return MemoryKind(None, probe, probe, rows, None), None
+    plan = partial(add_tables, memory.tables_of, num_groups)
     return MemoryKind(memory, plan, probe, rows, companion), allocator
 
 
@@ -206,7 +204,7 @@ def coordinator_for(memories: Sequence[CacheMemory], caches: bool, allocator: An
     memory = memories[0] if len(memories) == 1 else several(memories)
     # without prefix caching: a tree that keeps nothing
     prefixes = partial(PrefixCache, capacity=None if caches else 0, memory=memory, allocator=allocator)
-    return partial(CacheCoordinator, prefixes=prefixes, memory=memory)
+    return partial(CacheCoordinator, prefixes=prefixes)
 
 
 def several(memories: Sequence[CacheMemory]) -> CacheMemory:

@@ -4,11 +4,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from mini_engine.assembly.pools import Pools
-from mini_engine.engine.runner import Plan, plan_rows
+from mini_engine.engine.runner import Plan, Step, plan_rows
+from mini_engine.engine.scheduler import Chunk
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.coordinator import CopyBlocks, KvCoordinator
 from mini_engine.kv.memory import CacheMemory
+
+Addition = Callable[[Any, Sequence[Chunk]], Any]  # returns a plan with more tables, for a plan and its chunks
 
 
 @dataclass(frozen=True)
@@ -22,8 +27,8 @@ class MemoryKind:
     """
 
     memory: CacheMemory | None
-    plan: Callable[[Plan], Plan]
-    probe: Callable[[Plan], Plan]
+    plan: Addition
+    probe: Addition
     rows: Callable[[], Any]
     companion: Callable[[Pools, Any], Any] | None
 
@@ -50,15 +55,21 @@ class Storage:
     @property
     def plan(self) -> Plan:
         """Plans a step: lesson 5's plan, and what each kind adds."""
-        plan = plan_rows
-        for kind in self.kinds:
-            plan = kind.plan(plan)
-        return plan
+        return planner([kind.plan for kind in self.kinds])
 
     @property
     def probe(self) -> Plan:
         """Plans a step without a request, to measure its time."""
-        plan = plan_rows
-        for kind in self.kinds:
-            plan = kind.probe(plan)
-        return plan
+        return planner([kind.probe for kind in self.kinds])
+
+
+def planner(additions: Sequence[Addition]) -> Plan:
+    """Return a planner of steps: lesson 5's, with these additions, one after another."""
+
+    def plan(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step:
+        step = plan_rows(chunks, block_size, device)
+        for add in additions:
+            step = step._replace(meta=add(step.meta, chunks))
+        return step
+
+    return plan if additions else plan_rows

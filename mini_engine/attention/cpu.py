@@ -37,12 +37,7 @@ LIBRARY = Library(
 
 
 def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    batch: Batch,
-    scale: float,
-    window: int = EVERY_KEY,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float, window: int = EVERY_KEY
 ) -> Tensor:
     """Implement the contract. q's dtype selects the function: float32's would read past the end of bfloat16 data."""
     function = LIBRARY.function("paged_attention", q.dtype)
@@ -50,12 +45,7 @@ def paged_attention(
 
 
 def scalar_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    batch: Batch,
-    scale: float,
-    window: int = EVERY_KEY,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float, window: int = EVERY_KEY
 ) -> Tensor:
     """Implement the contract with `scalar.h`'s plain loops on one thread: a baseline to read, test and measure."""
     function = LIBRARY.function("paged_attention_scalar", q.dtype)

@@ -109,7 +109,10 @@ def attend_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def attend_window(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-    """Attend with a sequence's last q_len tokens to the last `window` keys of each."""
+    """Attend with a sequence's last tokens q `[q_len, H_q, D]` to the last `window` keys of each, through a mask.
+
+    Keys before the first visible one may be left out of k and v `[kv_len, H_kv, D]`: the mask counts from the end.
+    """
     own = len(k) - len(q)  # the first query's own key
     visible = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device).tril(own).triu(own - window + 1)
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))

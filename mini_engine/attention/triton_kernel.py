@@ -33,25 +33,14 @@ def check_support(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    batch: Batch,
-    scale: float,
-    window: int = EVERY_KEY,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float, window: int = EVERY_KEY
 ) -> Tensor:
     """Implement `mini_engine.attention.contract` on a GPU. Block ids are trusted: a check would wait for the device."""
     return launch(_load_rows, q, k_cache, v_cache, batch, scale, window)
 
 
 def launch(
-    load_rows: Any,
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    batch: Batch,
-    scale: float,
-    window: int = EVERY_KEY,
+    load_rows: Any, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float, window: int = EVERY_KEY
 ) -> Tensor:
     """Run the kernel over caches that `load_rows`, a function like `_load_rows`, reads.
 

@@ -6,11 +6,11 @@ the files may hold.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -18,7 +18,7 @@ from mini_engine.base.errors import TooLong, UserError, warn_once
 from mini_engine.base.values import shown
 from mini_engine.checkpoint.generation import NO_DEFAULTS, SamplingDefaults, end_tokens, sampling_defaults
 from mini_engine.checkpoint.json_files import read_json
-from mini_engine.model.kinds import Full, Kind
+from mini_engine.model.kinds import Full, Kind, attending
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -105,8 +105,8 @@ class Qwen3Config:
         return self.k_shape
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Return the bytes of one token's K and V in all layers: 2 * H_kv * D * layers * itemsize."""
-        return (math.prod(self.k_shape) + math.prod(self.v_shape)) * self.num_hidden_layers * dtype.itemsize
+        """Return the bytes of one token's K and V in all layers that attend: 2 * H_kv * D * layers * itemsize."""
+        return (math.prod(self.k_shape) + math.prod(self.v_shape)) * len(attending(self.layers)) * dtype.itemsize
 
     def check_prompt(self, prompt_ids: Sequence[int], max_new_tokens: int = 0) -> None:
         """Raise UserError if this model cannot continue `prompt_ids` by `max_new_tokens` tokens: TooLong for length."""
@@ -130,7 +130,7 @@ class Qwen3Config:
             )
 
     @classmethod
-    def from_dir(cls, directory: Path) -> "Qwen3Config":
+    def from_dir(cls, directory: Path) -> Self:
         """Read config.json of a checkpoint directory, and generation_config.json if it exists.
 
         As in transformers, a generation_config.json replaces the end tokens of config.json even if it names none. An
@@ -139,17 +139,24 @@ class Qwen3Config:
         Raises:
             UserError: a file is missing or malformed, or describes a model that cannot run here.
         """
+        return cls(**fields_of(cls, read_settings(directory, cls.read)))
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        """Return the validated settings of a config.json, by the names of this class's fields.
+
+        Settings of RoPE are in either layout. `eos_token_id` is among them only where the file's own does not count.
+
+        Raises:
+            UserError: a setting is missing or impossible, or describes a model of another family.
+        """
         from mini_engine.checkpoint.config_schema import read_config  # pydantic-core is needed only here
 
-        return cls(**fields_of(cls, read_settings(directory, read_config)))
+        return read_config(raw, path)
 
 
 def read_settings(directory: Path, read: Callable[[dict, Path], dict[str, Any]]) -> dict[str, Any]:
-    """Return the shape that the files of a checkpoint directory describe, by the names of the config's fields.
-
-    Args:
-        read: validates config.json.
-    """
+    """Return the shape that the files of a checkpoint directory describe; `read` is that of a config's class."""
     from mini_engine.checkpoint.config_schema import read_rope
 
     path = directory / "config.json"
@@ -157,11 +164,10 @@ def read_settings(directory: Path, read: Callable[[dict, Path], dict[str, Any]])
     settings = read(raw, path)
     rope = read_rope(settings, path)
     _warn_of_lost_theta(settings, rope, path)
-    ends = {"eos_token_id": settings.get("eos_token_id")}  # the default of a family that has one
     return settings | {
         "rope_theta": rope["rope_theta"],
         "rope_scaling": RopeScaling(**fields_of(RopeScaling, rope)),
-        "eos_token_ids": end_tokens(directory, ends | raw, settings["vocab_size"]),
+        "eos_token_ids": end_tokens(directory, raw | settings, settings["vocab_size"]),
         "sampling": sampling_defaults(directory),
     }
 

@@ -4,7 +4,7 @@ The validator is pydantic's core. Its schemas are written as function calls, bec
 take a tenth of the engine's start-up.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -102,15 +102,34 @@ def read_shape(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
             f"{path} describes a model of type {shown(raw.get('model_type'))}, and lesson 0's model is of type "
             "'qwen3'; LLM and mini-engine run every family that the course has"
         )
+    return check_model(CONFIG, raw, path)
+
+
+def check_model(schema: SchemaValidator, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Validate the settings of a model that attends, as `check` does; weights must not be quantized."""
     if raw.get("quantization_config") is not None:
         raise UserError(f"{path} has a quantization_config; this engine runs only weights that are not quantized")
-    config = check(CONFIG, raw, path)
-    if config["num_attention_heads"] % config["num_key_value_heads"]:
-        raise UserError(
-            f"{path} has {config['num_attention_heads']} query heads on {config['num_key_value_heads']} key/value "
-            "heads; the first must be a multiple of the second"
-        )
+    config = check(schema, raw, path)
+    check_multiple(config, "num_attention_heads", "num_key_value_heads", path)
     return config
+
+
+def check_multiple(config: Mapping[str, Any], many: str, few: str, path: Path) -> None:
+    """Raise UserError unless the first of two numbers of heads is a multiple of the second, or the second is absent."""
+    if few in config and config[many] % config[few]:
+        raise UserError(
+            f"{path} has {many} = {config[many]} and {few} = {config[few]}; the first must be a multiple of the second"
+        )
+
+
+def check_types(types: Sequence[str], config: Mapping[str, Any], path: Path) -> None:
+    """Raise UserError unless there is a type for each layer, and one of them attends."""
+    if len(types) != config["num_hidden_layers"]:
+        raise UserError(
+            f"{path} has {len(types)} layer_types for {config['num_hidden_layers']} layers; give each layer one"
+        )
+    if not {FULL, SLIDING} & set(types):
+        raise UserError(f"{path} has no attention layer; this engine runs models that have at least one")
 
 
 def layer_types(raw: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from mini_engine.engine.runner import int64
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.gpu.staging import Table
 from mini_engine.hybrid.gdn_pool import PADDING_SLOT
-from mini_engine.hybrid.plan import SlotsOf, shallow
+from mini_engine.hybrid.plan import SlotsOf
 from mini_engine.hybrid.store import HybridMeta
 from mini_engine.kv.block_tensor import ForwardMeta
 
@@ -35,4 +35,4 @@ class SlotRows:
 
     def complete(self, meta: ForwardMeta, tensors: Sequence[Tensor], size: int) -> HybridMeta:
         """Add the slots to a plan of decode rows."""
-        return HybridMeta(**shallow(meta), single_rows=None, single_slots=tensors[0][:size])
+        return HybridMeta(**vars(meta), single_rows=None, single_slots=tensors[0][:size])

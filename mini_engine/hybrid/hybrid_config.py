@@ -4,17 +4,14 @@
 nets: each keeps a matrix per value head, and the last few inputs of a short convolution, however long the text is.
 """
 
-import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from mini_engine.checkpoint.config import Qwen3Config, fields_of
-from mini_engine.checkpoint.generation import end_tokens, sampling_defaults
-from mini_engine.checkpoint.json_files import read_json
-from mini_engine.hybrid.layer_types import LINEAR
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.model.kinds import FULL, Full, Kind, State
 
 
@@ -44,14 +41,9 @@ class HybridConfig(Qwen3Config):
         return tuple(Full() if kind == FULL else state for kind in self.layer_types)
 
     @property
-    def num_full_layers(self) -> int:
-        """The number of layers with K and V."""
-        return self.layer_types.count(FULL)
-
-    @property
     def num_gdn_layers(self) -> int:
         """The number of layers with a state: gated delta nets."""
-        return self.layer_types.count(LINEAR)
+        return sum(kind != FULL for kind in self.layer_types)
 
     @property
     def key_dim(self) -> int:
@@ -68,28 +60,9 @@ class HybridConfig(Qwen3Config):
         """The channels of the convolution, through which queries, keys and values all pass."""
         return 2 * self.key_dim + self.value_dim
 
-    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Return the bytes of one token's K and V: 2 * H_kv * D * attention layers * itemsize."""
-        return 2 * self.num_key_value_heads * self.head_dim * self.num_full_layers * dtype.itemsize
-
-    def state_bytes(self, dtype: torch.dtype) -> int:
-        """Return the bytes of one request's states, however long it is: recurrent in float32, conv in `dtype`."""
-        recurrent = self.value_dim * self.linear_key_head_dim * torch.float32.itemsize
-        conv = self.conv_dim * (self.linear_conv_kernel_dim - 1) * dtype.itemsize
-        return self.num_gdn_layers * (recurrent + conv)
-
     @classmethod
-    def from_dir(cls, directory: Path) -> "HybridConfig":
-        """Read config.json of a checkpoint directory, and generation_config.json if it exists.
+    def read(cls, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        """See `Qwen3Config.read`. UserError also for a model with experts."""
+        from mini_engine.hybrid.schema import read_hybrid  # pydantic-core is needed only here
 
-        Raises:
-            UserError: it is not a dense hybrid text model, or a value is missing or impossible.
-        """
-        from mini_engine.hybrid.schema import read_hybrid, text_settings  # pydantic-core is needed only here
-
-        path = directory / "config.json"
-        text = text_settings(read_json(path), path)
-        settings = read_hybrid(text, path, defaults={field.name: field.default for field in dataclasses.fields(cls)})
-        settings["eos_token_ids"] = end_tokens(directory, text, settings["vocab_size"])
-        settings["sampling"] = sampling_defaults(directory)
-        return cls(**fields_of(cls, settings))
+        return read_hybrid(raw, path, defaults={field.name: field.default for field in fields(cls)})

@@ -15,7 +15,7 @@ own, and the one behind the last right token becomes the request's.
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mini_engine.base.errors import OutOfBlocks, UserError
+from mini_engine.base.errors import UserError
 from mini_engine.hybrid.checkpoints import Checkpoints
 from mini_engine.hybrid.track_slots import TrackSlots
 from mini_engine.kv.memory import CacheMemory, Lookup
@@ -75,11 +75,6 @@ class StateMemory(CacheMemory):
     def has_room(self) -> bool:
         """True if there is a slot for one more request."""
         return len(self.free_slots) > self.num_spare
-
-    def check_room(self) -> None:
-        """Raise OutOfBlocks unless there is a slot for one more request."""
-        if not self.has_room:
-            raise OutOfBlocks(f"need 1 state slot, 0 free of {self.states.max_reqs - self.num_spare}")
 
     def begin(self, request_id: str, num_tokens: int, table: RequestTable, num_known: int) -> None:
         """Give a request a slot, with a copy of the state where its table's prefix ends, or with zeros.

@@ -1,13 +1,12 @@
 """Lesson 11. Plans a step for a hybrid model: lesson 5's plan, and the state slot of every request."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from mini_engine.engine.runner import Plan, Step, int64, plan_rows
+from mini_engine.engine.runner import int64
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.hybrid.store import HybridMeta, Run, Stage
 from mini_engine.kv.block_tensor import ForwardMeta
@@ -15,23 +14,14 @@ from mini_engine.kv.block_tensor import ForwardMeta
 SlotsOf = Callable[[str], Sequence[int]]
 
 
-class HybridPlan:
-    """Plans a step, and adds state slots.
+def add_slots(slots_of: SlotsOf, meta: ForwardMeta, chunks: Sequence[Chunk]) -> HybridMeta:
+    """Add state slots to the plan of a step of these chunks.
 
     Args:
         slots_of: returns a running request's slots for its id: its own, and one more for each draft (`StateMemory`).
-        plan: plans the step itself, as lesson 5 does.
     """
-
-    def __init__(self, slots_of: SlotsOf, plan: Plan = plan_rows) -> None:
-        self.slots_of, self.plan = slots_of, plan
-
-    def __call__(self, chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step:
-        """Return the plan, on `device`."""
-        step = self.plan(chunks, block_size, device)
-        slots = [self.slots_of(chunk.request.id) for chunk in chunks]
-        lengths = [chunk.stop - chunk.start for chunk in chunks]
-        return step._replace(meta=with_states(step.meta, slots, lengths))
+    slots = [slots_of(chunk.request.id) for chunk in chunks]
+    return with_states(meta, slots, [chunk.stop - chunk.start for chunk in chunks])
 
 
 def with_states(meta: ForwardMeta, slots: Sequence[Sequence[int]], lengths: Sequence[int]) -> HybridMeta:
@@ -55,7 +45,7 @@ def with_states(meta: ForwardMeta, slots: Sequence[Sequence[int]], lengths: Sequ
     device = meta.positions.device
     rows, single_slots = (tensor(column, device) for column in (zip(*singles, strict=True) if singles else ((), ())))
     return HybridMeta(
-        **shallow(meta),
+        **vars(meta),
         single_rows=rows if runs or stages else None,
         single_slots=single_slots,
         runs=tuple(runs),
@@ -66,8 +56,3 @@ def with_states(meta: ForwardMeta, slots: Sequence[Sequence[int]], lengths: Sequ
 def tensor(values: Sequence[int], device: torch.device) -> Tensor:
     """Return `values` as int64 on the device."""
     return int64(values).to(device) if values else torch.zeros(0, dtype=torch.int64, device=device)
-
-
-def shallow(meta: ForwardMeta) -> dict:
-    """Return the plan's fields without copying; `dataclasses.asdict` would copy every tensor."""
-    return {field.name: getattr(meta, field.name) for field in fields(ForwardMeta)}

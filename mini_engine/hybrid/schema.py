@@ -16,12 +16,15 @@ from mini_engine.checkpoint.config_schema import (
     SETTINGS,
     SHAPE,
     check,
+    check_model,
+    check_multiple,
+    check_types,
     shown,
     validator,
 )
-from mini_engine.hybrid.layer_types import LINEAR, layer_types_of
 from mini_engine.model.kinds import FULL
 
+LINEAR = "linear_attention"
 MODEL_TYPES = ("qwen3_5_text", "qwen3_5")
 PART_OF_HEAD = 0.25  # the default share of a head's elements that RoPE rotates
 
@@ -60,12 +63,12 @@ def text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     settings = {"eos_token_id": raw.get("eos_token_id"), **text} if text else dict(raw)
     if raw.get(TIED) and not settings.get(TIED):  # a model with a vision tower is tied by the outer setting
         settings[TIED] = raw[TIED]
-    if raw.get("quantization_config") is not None or settings.get("quantization_config") is not None:
-        raise UserError(f"{path} has a quantization_config; this engine runs only weights that are not quantized")
+    if raw.get("quantization_config") is not None:
+        settings["quantization_config"] = raw["quantization_config"]
     return settings
 
 
-def read_hybrid(text: Mapping[str, Any], path: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def read_hybrid(raw: Mapping[str, Any], path: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the validated settings, with `rope_theta` and `rotary_dim`, and with a type for every layer.
 
     Args:
@@ -74,7 +77,8 @@ def read_hybrid(text: Mapping[str, Any], path: Path, defaults: Mapping[str, Any]
     Raises:
         UserError: a setting is missing or impossible; one sentence names it.
     """
-    config = check(CONFIG, text, path)
+    text = text_settings(raw, path)
+    config = check_model(CONFIG, text, path) | {"eos_token_id": text.get("eos_token_id")}
     rope = read_rotation(config, path)
     config |= {"rope_theta": rope["rope_theta"], "layer_types": layer_types_of(config)}
     config["rotary_dim"] = int(config.get("head_dim", defaults["head_dim"]) * rope["partial_rotary_factor"])
@@ -93,20 +97,18 @@ def read_rotation(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return {"rope_theta": 10_000.0, "partial_rotary_factor": PART_OF_HEAD} | outer | check(ROPE, given, path, f"{key}.")
 
 
+def layer_types_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the type of every layer that a config.json describes; by default every fourth one attends."""
+    if config.get("layer_types"):
+        return tuple(config["layer_types"])
+    interval = config.get("full_attention_interval", 4)
+    return tuple(LINEAR if (i + 1) % interval else FULL for i in range(config["num_hidden_layers"]))
+
+
 def check_layers(config: Mapping[str, Any], path: Path) -> None:
     """Raise UserError unless the settings fit together: heads, layers and rotated dimensions."""
-    pairs = (("num_attention_heads", "num_key_value_heads"), ("linear_num_value_heads", "linear_num_key_heads"))
-    for many, few in pairs:
-        heads, groups = config[many], config[few]
-        if heads % groups:
-            raise UserError(
-                f"{path} has {many} = {heads} and {few} = {groups}; the first must be a multiple of the second"
-            )
-    types, layers = config["layer_types"], config["num_hidden_layers"]
-    if len(types) != layers:
-        raise UserError(f"{path} has {len(types)} layer_types for {layers} layers; give each layer one")
-    if FULL not in types:
-        raise UserError(f"{path} has no attention layer; lesson 11 runs hybrids, which have at least one")
+    check_multiple(config, "linear_num_value_heads", "linear_num_key_heads", path)
+    check_types(config["layer_types"], config, path)
     rotated = config["rotary_dim"]
     if rotated % 2 or not rotated:
         raise UserError(

@@ -17,15 +17,10 @@ class Slots(NamedTuple):
     track: int
 
 
-class Sizes(NamedTuple):
-    """Blocks of the KV pool, the null block included, and state slots."""
+def sizes_of(state_bytes: int, config: EngineConfig, bytes_per_token: int, budget: int) -> tuple[int, Slots]:
+    """Return the blocks of the KV pool, the null block included, and state slots, for at most half of the memory.
 
-    num_blocks: int
-    slots: Slots
-
-
-def sizes_of(state_bytes: int, config: EngineConfig, bytes_per_token: int, budget: int) -> Sizes:
-    """Divide the memory; at most half of it goes to states. With `num_blocks`, states come on top.
+    With `num_blocks`, states come on top.
 
     Args:
         state_bytes: of one slot. bytes_per_token: of K and V. budget: bytes for all of them.
@@ -40,7 +35,7 @@ def sizes_of(state_bytes: int, config: EngineConfig, bytes_per_token: int, budge
         used = (1 + slots.working + slots.track) * state_bytes
         num_blocks = blocks_in_budget(budget - used, bytes_per_token, config.block_size)
     track = slots.track if config.max_track_slots is None else config.max_track_slots
-    return Sizes(num_blocks, slots._replace(track=track if config.enable_prefix_caching else 0))
+    return num_blocks, slots._replace(track=track if config.enable_prefix_caching else 0)
 
 
 def slots_in_budget(budget_bytes: int, bytes_per_slot: int, max_num_seqs: int, num_spare: int = 0) -> Slots:

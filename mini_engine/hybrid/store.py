@@ -11,6 +11,7 @@ from mini_engine.hybrid.delta_rule import advance_conv, causal_conv, chunk_scan,
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.native import NativeStep
 from mini_engine.kv.block_tensor import ForwardMeta
+from mini_engine.kv.store_around import StoreAround
 
 
 class Run(NamedTuple):
@@ -49,7 +50,7 @@ class HybridMeta(ForwardMeta):
     stages: tuple[Stage, ...] = ()
 
 
-class HybridKv:
+class HybridKv(StoreAround):
     """The store of a hybrid engine: attention goes to `kv`; delta nets and short convolutions to `states`.
 
     Args:
@@ -58,36 +59,13 @@ class HybridKv:
     """
 
     def __init__(self, kv: Any, states: GdnPool, native_step: NativeStep | None = None) -> None:
-        self.kv, self.states, self.native_step = kv, states, native_step
-
-    @property
-    def device(self) -> torch.device:
-        """The device of both pools."""
-        return self.kv.device
-
-    @property
-    def K(self) -> list[Tensor]:
-        """The keys of each attention layer, `[num_blocks, block_size, H_kv, D]`."""
-        return self.kv.K
-
-    @property
-    def kernel(self) -> Any:
-        """The kernel that reads K and V."""
-        return self.kv.kernel
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the KV pool, the null block included."""
-        return self.kv.num_blocks
+        super().__init__(kv)
+        self.states, self.native_step = states, native_step
 
     @property
     def bytes(self) -> int:
         """Size of both pools in bytes, used or not."""
         return self.kv.bytes + self.states.mem_bytes
-
-    def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write k and v `[T, H_kv, D]` into these slots of the KV pool; `layer` counts attention layers."""
-        self.kv.set_kv(layer, slot_mapping, k, v)
 
     def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
         """Return attention of q `[T, H_q, D]` over the KV pool; `layer` counts attention layers."""
@@ -167,10 +145,7 @@ class HybridKv:
 
 
 def each_sequence(
-    meta: HybridMeta,
-    out: Tensor,
-    step: Callable[[Any, Tensor, Tensor], Tensor],
-    run: Callable[[slice, int], Tensor],
+    meta: HybridMeta, out: Tensor, step: Callable[[Any, Tensor, Tensor], Tensor], run: Callable[[slice, int], Tensor]
 ) -> Tensor:
     """Fill `out`, a row for each token, sequence by sequence; return it, or the whole step's result in its place.
 

@@ -5,15 +5,16 @@ and read by a kernel that follows each sequence's block table. Block 0 is the nu
 the unused entries of a block table point at it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from mini_engine.attention.contract import Batch
 from mini_engine.base.errors import OutOfBlocks, UserError
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.kv.block_table import NULL_BLOCK, BlockTable
 from mini_engine.kv.direct import LayerCache
 from mini_engine.kv.store import Store
@@ -59,25 +60,20 @@ def allocate_layers(
     return layers
 
 
-class PoolShape(Protocol):
-    """The shape of a model as its pool sees it: a config, or any object with the same names."""
+@dataclass(frozen=True)
+class KvShape:
+    """The shape of a pool, where it is not that of the whole model."""
 
-    @property
-    def num_hidden_layers(self) -> int: ...
-
-    @property
-    def k_shape(self) -> tuple[int, int]:
-        """Heads and numbers of a head that K holds of a token."""
-        ...
-
-    @property
-    def v_shape(self) -> tuple[int, int]:
-        """The same of V; a pool may have another."""
-        ...
+    num_hidden_layers: int
+    k_shape: tuple[int, int]
+    v_shape: tuple[int, int]
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of one token in all layers."""
-        ...
+        return (math.prod(self.k_shape) + math.prod(self.v_shape)) * self.num_hidden_layers * dtype.itemsize
+
+
+PoolShape = Qwen3Config | KvShape
 
 
 class KvPool(Store):

@@ -18,9 +18,7 @@ from mini_engine.kv.connector import NO_CONNECTOR, NO_MATCH, NOTHING, KvConnecto
 from mini_engine.kv.coordinator import CopyBlocks, Cost, KvCoordinator, no_store
 from mini_engine.kv.eviction import EvictionPolicy
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.memory import NO_MEMORY, CacheMemory
 from mini_engine.kv.prefix_cache import PrefixCache
-from mini_engine.kv.prefixes import Prefixes
 from mini_engine.kv.request_table import RequestTable
 
 AnswerT = TypeVar("AnswerT")
@@ -32,8 +30,7 @@ class CacheCoordinator(KvCoordinator):
 
     Args:
         num_blocks, block_size, copy: the manager's.
-        prefixes: builds the prefix cache from num_blocks and block_size; it must use the same memory.
-        memory: what requests need beside their tables.
+        prefixes: builds the prefix cache, and with it the memory, from num_blocks and block_size.
         connector: other places where KV may be.
     """
 
@@ -43,13 +40,13 @@ class CacheCoordinator(KvCoordinator):
         block_size: int = 16,
         copy: CopyBlocks = no_store,
         *,
-        prefixes: Callable[[int, int], Prefixes] = PrefixCache,
-        memory: CacheMemory = NO_MEMORY,
+        prefixes: Callable[[int, int], PrefixCache] = PrefixCache,
         connector: KvConnector = NO_CONNECTOR,
     ) -> None:
         self.prefixes = prefixes(num_blocks, block_size)
         self.allocator = self.prefixes.allocator
-        self.copy, self.memory, self.connector = copy, memory, connector
+        self.memory = self.prefixes.memory
+        self.copy, self.connector = copy, connector
 
     @property
     def stats(self) -> Sequence[TierStats]:
@@ -93,10 +90,6 @@ class CacheCoordinator(KvCoordinator):
     def request_added(self, request: Text) -> None:
         """Tell the connector."""
         self.connector.request_added(request)
-
-    def check_room(self) -> None:
-        """Raise OutOfBlocks unless the memory has room for one more request."""
-        self.memory.check_room()
 
     def begin(
         self, request_id: str, token_ids: Sequence[int], namespace: Hashable, tables: dict[str, RequestTable]

@@ -74,9 +74,6 @@ class KvCoordinator:
     def request_added(self, request: Any) -> None:
         """Note that a request has joined the waiting queue."""
 
-    def check_room(self) -> None:
-        """Raise OutOfBlocks unless `has_room`."""
-
     def begin(
         self, request_id: str, token_ids: Sequence[int], namespace: Hashable, tables: dict[str, RequestTable]
     ) -> int:

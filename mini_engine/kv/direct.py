@@ -1,15 +1,16 @@
 """Lesson 3. Direct stores: their layers' tensors may be written and read without calling the store.
 
 `set_kv` and `attend` are two calls for each layer. Layers that run without a return to Python, or that write K and V
-in a kernel of their own, ask for all tensors once in each step instead.
+in a kernel of their own, ask for all tensors once in each step instead: a store whose `direct` is true has the method
+`layer_caches(meta)`, which returns the LayerCache of each layer of the model. All have one shape, and layers with the
+same slots and table hold the same tensors, so that these are checked once.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor
 
-from mini_engine.attention.contract import EVERY_KEY, Kernel
+from mini_engine.attention.contract import EVERY_KEY
 
 
 class LayerCache(NamedTuple):
@@ -26,21 +27,3 @@ class LayerCache(NamedTuple):
     slots: Tensor
     block_table: Tensor
     window: int = EVERY_KEY
-
-
-class DirectStore(Protocol):
-    """The tensors that a store offers, beside `set_kv` and `attend`, if `direct` is true.
-
-    direct: K and V are stored as they are, so a layer may write them and run the kernel itself.
-    kernel: reads the tensors in place.
-    """
-
-    direct: bool
-    kernel: Kernel
-
-    def layer_caches(self, meta: Any) -> Sequence[LayerCache]:
-        """Return the cache of each layer of the model. All have one shape.
-
-        Layers with the same slots and table hold the same tensors, so that these are checked once.
-        """
-        ...

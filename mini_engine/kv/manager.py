@@ -92,7 +92,8 @@ class KvCacheManager:
         """
         if request_id in self.tables:
             raise ValueError(f"request {request_id!r} has a block table already; free it or grow it")
-        self.coordinator.check_room()
+        if not self.coordinator.has_room:
+            raise OutOfBlocks("there is no room for one more request beside the blocks; wait until one ends")
         self.tables[request_id] = RequestTable(self.allocator)
         return self.coordinator.begin(request_id, token_ids, namespace, self.tables)
 

@@ -59,11 +59,6 @@ class Memories(CacheMemory):
         """True if all have room for one more request."""
         return all(memory.has_room for memory in self.memories)
 
-    def check_room(self) -> None:
-        """Raise OutOfBlocks unless all have room."""
-        for memory in self.memories:
-            memory.check_room()
-
     def begin(self, request_id: str, num_tokens: int, table: RequestTable, num_known: int) -> None:
         """Begin in each of them."""
         for memory in self.memories:

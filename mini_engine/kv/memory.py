@@ -59,9 +59,6 @@ class CacheMemory:
         """True if one more request can begin."""
         return True
 
-    def check_room(self) -> None:
-        """Raise OutOfBlocks unless one more request can begin."""
-
     def begin(self, request_id: str, num_tokens: int, table: RequestTable, num_known: int) -> None:
         """Begin a prompt of `num_tokens` tokens after those of its table. The cache has K and V of `num_known`."""
 

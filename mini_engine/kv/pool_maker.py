@@ -1,8 +1,6 @@
 """Lesson 5. Makes an engine's pool: how many bytes a token takes decides how many blocks fit in a memory budget."""
 
-import math
 from copy import copy
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -10,19 +8,6 @@ import torch
 from mini_engine.attention.registry import load_kernel
 from mini_engine.kv.block_tensor import KvPool, PoolShape
 from mini_engine.kv.manager import CopyBlocks
-
-
-@dataclass(frozen=True)
-class KvShape:
-    """The shape of a pool, where it is not that of the whole model."""
-
-    num_hidden_layers: int
-    k_shape: tuple[int, int]
-    v_shape: tuple[int, int]
-
-    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Return the bytes of one token in all layers."""
-        return (math.prod(self.k_shape) + math.prod(self.v_shape)) * self.num_hidden_layers * dtype.itemsize
 
 
 class PoolMaker:

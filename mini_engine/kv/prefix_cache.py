@@ -11,20 +11,19 @@ from mini_engine.base.errors import OutOfBlocks
 from mini_engine.kv.coordinator import CopyBlocks
 from mini_engine.kv.eviction import EvictionPolicy
 from mini_engine.kv.memory import NO_MEMORY, CacheMemory
-from mini_engine.kv.prefixes import Found, Prefixes, Stored
+from mini_engine.kv.prefixes import Found, SharedPrefix, Stored
 from mini_engine.kv.radix import HitStats, RadixTree
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.kv.request_table import RequestTable
-from mini_engine.kv.shared_prefix import SharedPrefix
 
 
-class PrefixCache(Prefixes):
+class PrefixCache:
     """Shares prefixes between the tables of a manager. What it notes of a table is a SharedPrefix, `table.shared`.
 
     Args:
         num_blocks, block_size: the manager's.
-        capacity: the maximum number of blocks in the tree; None for no limit but the pool.
+        capacity: the maximum number of blocks in the tree; None for no limit but the pool. With 0, nothing is cached.
         policy: which stored prefix is evicted first: LRU, LFU or FIFO of `eviction.py`.
         memory: what a request needs beside K and V, so that it can begin only where the tree has that too (lesson 11).
         allocator: of the pool, if others draw blocks from it too (lesson 15).
@@ -61,7 +60,7 @@ class PrefixCache(Prefixes):
         usable = self._usable(key, namespace)
         found = self.tree.peek(usable, namespace)
         num_evictable = found.num_evictable + self.memory.num_evictable_after(self.tree, usable, namespace)
-        in_flight = self._prefix_in_flight(self._whole(key), namespace, found.num_tokens, running)
+        in_flight = self.tree.capacity != 0 and self._prefix_in_flight(key, namespace, found.num_tokens, running)
         return Found(found.num_tokens, num_evictable, in_flight)
 
     def begin(self, table: RequestTable, token_ids: Sequence[int], namespace: Hashable) -> int:
@@ -119,7 +118,8 @@ class PrefixCache(Prefixes):
         """
         shared, num_blocks = table.shared, num_computed // self.block_size
         if to_the_end:
-            self._include(table, token_ids, num_blocks)
+            if num_blocks > shared.num_whole:  # an answer's tokens are not in `key`
+                shared.key, shared.num_whole = key_of(token_ids[: num_blocks * self.block_size]), num_blocks
         elif shared.num_stored >= shared.num_whole:
             return None
         start = shared.num_stored
@@ -212,12 +212,6 @@ class PrefixCache(Prefixes):
             pass
         self.memory.evict(missing)
 
-    def _include(self, table: RequestTable, token_ids: Sequence[int], num_blocks: int) -> None:
-        """Extend the part of the table that the tree is to store: an answer's tokens are not in `key`."""
-        if num_blocks > table.shared.num_whole:
-            table.shared.key = key_of(token_ids[: num_blocks * self.block_size])
-            table.shared.num_whole = num_blocks
-
     def _writes_shared(self, table: RequestTable, num_tokens: int) -> bool:
         """Return True if the next token would be written into a block that has other holders."""
         index, offset = divmod(table.num_tokens, self.block_size)
@@ -248,9 +242,10 @@ class PrefixCache(Prefixes):
         return whole[: self.memory.last(self.tree, whole, namespace) * TOKEN_BYTES]
 
     def _prefix_in_flight(
-        self, whole: bytes, namespace: Hashable, num_found: int, running: Mapping[str, RequestTable]
+        self, key: bytes, namespace: Hashable, num_found: int, running: Mapping[str, RequestTable]
     ) -> bool:
-        """Return True if a running request will store a longer prefix of `whole`, with a place to begin."""
+        """Return True if a running request will store a longer prefix of `key`, with a place to begin."""
+        whole = self._whole(key)
         return any(
             table.shared.namespace == namespace
             and any(

@@ -1,11 +1,10 @@
-"""Lesson 8. The seam of the prefix cache. Here nothing is kept after a request has ended."""
+"""Lesson 8. The answers of a prefix cache, and its note of a request: the part of a table that is shared."""
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from mini_engine.kv.allocator import BlockAllocator
-from mini_engine.kv.coordinator import CopyBlocks
-from mini_engine.kv.request_table import RequestTable
+from mini_engine.kv.radix_node import TOKEN_BYTES, Node
 
 
 class Found(NamedTuple):
@@ -32,71 +31,24 @@ class Stored(NamedTuple):
     start: int
 
 
-class Prefixes:
-    """A prefix cache that caches nothing. What a cache notes of a request is in `table.shared`.
+@dataclass
+class SharedPrefix:
+    """The part of a table that the tree has, or will have.
 
-    Attributes:
-        allocator: hands out the pool's blocks.
-        tree: stored prefixes, or None. stats: hits and misses so far, or None.
+    key: the tokens it was admitted with, later also those of its answer, whole blocks only, as bytes.
+    namespace: only requests of the same namespace share blocks. node: where the stored prefix that it has locked ends.
+    num_stored: how many leading blocks the tree has. num_whole: how many hold, or will hold, the tokens of `key`.
+    may_share_last: after a truncation, its partly filled last block may have other holders.
     """
 
-    tree: Any = None
-    stats: Any = None
+    key: bytes
+    namespace: Hashable
+    node: Node
+    num_stored: int
+    num_whole: int
+    may_share_last: bool = False
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.allocator = BlockAllocator(num_blocks, block_size)
-
-    @property
-    def num_evictable(self) -> int:
-        """Blocks that only the cache holds: it gives them up when they are needed."""
-        return 0
-
-    def peek(self, token_ids: Sequence[int], namespace: Hashable, running: Mapping[str, RequestTable]) -> Found:
-        """Return the prefix that `begin` would find. Changes nothing."""
-        return Found()
-
-    def begin(self, table: RequestTable, token_ids: Sequence[int], namespace: Hashable) -> int:
-        """Begin an empty table with the blocks of the longest cached prefix; return how many tokens they hold."""
-        return 0
-
-    def num_known(self, table: RequestTable) -> int:
-        """Return how many tokens of the request's prompt are cached, even if it could not begin after all of them."""
-        return 0
-
-    def num_shared(self, table: RequestTable, num_tokens: int) -> int:
-        """Return how many shared blocks must be copied before the table can grow to `num_tokens` tokens."""
-        return 0
-
-    def prepare(self, table: RequestTable, num_tokens: int, copy: CopyBlocks, num_beside: int = 0) -> None:
-        """Ensure that the table can grow to `num_tokens` tokens: evict, and copy a block that it may not write.
-
-        Args:
-            num_beside: blocks that the request takes beside those of its table.
-
-        Raises:
-            OutOfBlocks: there are too few, even so; nothing was evicted.
-        """
-
-    def commit(
-        self, table: RequestTable, token_ids: Sequence[int], num_computed: int, to_the_end: bool
-    ) -> Stored | None:
-        """Take the blocks that are full by now. Return them, or None if there is nothing new.
-
-        Args:
-            to_the_end: the request's memory is worth keeping here, so take every block, and return them.
-        """
-
-    def extend(self, table: RequestTable, num_tokens: int) -> None:
-        """Take the blocks up to `num_tokens` tokens, which a connector has just filled."""
-
-    def truncate(self, table: RequestTable) -> None:
-        """Note that the table has become shorter: other tokens may follow now."""
-
-    def release(self, table: RequestTable, computed_ids: Sequence[int]) -> Stored | None:
-        """Take the whole blocks of a request that ends; return them. Its table is freed next.
-
-        What the request has locked is unlocked even if that fails. A table that did not begin has locked nothing.
-        """
-
-    def clear(self) -> None:
-        """Give up all that is cached. Raises ValueError, and gives up nothing, while a request uses some of it."""
+    def begins_like(self, whole: bytes, num_tokens: int) -> bool:
+        """Return True if `whole` has at least `num_tokens` tokens and begins with the same ones as `key`."""
+        size = num_tokens * TOKEN_BYTES
+        return size <= len(whole) and whole[:size] == self.key[:size]

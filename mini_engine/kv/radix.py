@@ -7,32 +7,22 @@ never evicted; unlocked prefixes stay until their blocks are needed. Radix trees
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from threading import RLock
-from typing import Protocol
 
 from mini_engine.base.errors import UserError
 from mini_engine.kv.eviction import LRU, EvictionPolicy, EvictionQueue
 from mini_engine.kv.memory import NO_MEMORY, CacheMemory
 from mini_engine.kv.radix_node import TOKEN_BYTES, Label, Match, Node, Peek, common_blocks, key_of
-
-
-class BlockHolder(Protocol):
-    """Reference counting for the tree's blocks: a RefCountedAllocator, or a no-op when the tree is used alone."""
-
-    def share(self, blocks: Collection[int]) -> None:
-        """Record that the tree holds these blocks as well."""
-
-    def free(self, blocks: Collection[int]) -> None:
-        """Record that the tree no longer holds them."""
+from mini_engine.kv.refcount import RefCountedAllocator
 
 
 class NoCounts:
-    """The BlockHolder of a tree that is used alone: a no-op."""
+    """The holder of blocks of a tree that is used alone: nothing counts them, in place of a RefCountedAllocator."""
 
     def share(self, blocks: Collection[int]) -> None:
-        """Do nothing: there is no count to raise."""
+        """Record that the tree holds these blocks as well: a no-op."""
 
     def free(self, blocks: Collection[int]) -> None:
-        """Do nothing: there is no count to lower."""
+        """Record that the tree no longer holds them: a no-op."""
 
 
 @dataclass
@@ -76,7 +66,7 @@ class RadixTree:
     def __init__(
         self,
         block_size: int = 16,
-        holder: BlockHolder | None = None,
+        holder: RefCountedAllocator | None = None,
         capacity: int | None = None,
         policy: EvictionPolicy | None = None,
         memory: CacheMemory = NO_MEMORY,
@@ -89,7 +79,7 @@ class RadixTree:
         self.holder = holder or NoCounts()
         self.capacity, self.memory = capacity, memory
         self.root = Node(None, (None, b""), b"", [])
-        self.queue: EvictionQueue[Node] = EvictionQueue(policy or LRU())
+        self.queue = EvictionQueue(policy or LRU())
         self.num_blocks = self.num_protected = self.num_evicted = self.now = 0
         self.stats = HitStats()
         self.mutex = RLock()

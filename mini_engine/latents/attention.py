@@ -13,13 +13,7 @@ from mini_engine.latents.contract import Widen, as_it_is
 
 
 def reference_attention(
-    q: Tensor,
-    q_rope: Tensor,
-    c_cache: Tensor,
-    r_cache: Tensor,
-    batch: Batch,
-    scale: float,
-    widen: Widen = as_it_is,
+    q: Tensor, q_rope: Tensor, c_cache: Tensor, r_cache: Tensor, batch: Batch, scale: float, widen: Widen = as_it_is
 ) -> Tensor:
     """Attend with a copy of each sequence's latents, as if they had been contiguous all along.
 
@@ -40,13 +34,7 @@ def reference_attention(
 
 
 def batched_attention(
-    q: Tensor,
-    q_rope: Tensor,
-    c_cache: Tensor,
-    r_cache: Tensor,
-    batch: Batch,
-    scale: float,
-    widen: Widen = as_it_is,
+    q: Tensor, q_rope: Tensor, c_cache: Tensor, r_cache: Tensor, batch: Batch, scale: float, widen: Widen = as_it_is
 ) -> Tensor:
     """Attend with all sequences of a decode step at once, over copies padded to the longest; otherwise as above."""
     starts = batch.cu_seqlens_q.tolist()
@@ -66,13 +54,7 @@ def batched_attention(
 
 
 def paged_attention(
-    q: Tensor,
-    q_rope: Tensor,
-    c_cache: Tensor,
-    r_cache: Tensor,
-    batch: Batch,
-    scale: float,
-    widen: Widen = as_it_is,
+    q: Tensor, q_rope: Tensor, c_cache: Tensor, r_cache: Tensor, batch: Batch, scale: float, widen: Widen = as_it_is
 ) -> Tensor:
     """Attend block by block, in place. A sequence without queries is skipped, whatever its row of the table holds.
 

@@ -45,13 +45,7 @@ class LatentKernel(Kernel):
     cached: torch.dtype | None = None
 
     def __call__(
-        self,
-        q: Tensor,
-        q_rope: Tensor,
-        c_cache: Tensor,
-        r_cache: Tensor,
-        batch: Batch,
-        scale: float,
+        self, q: Tensor, q_rope: Tensor, c_cache: Tensor, r_cache: Tensor, batch: Batch, scale: float
     ) -> Tensor:
         check_latents(q, q_rope, c_cache, r_cache, self.row_of, self.cached or q.dtype)
         check_batch(q, c_cache, r_cache, batch)

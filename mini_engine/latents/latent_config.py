@@ -1,10 +1,11 @@
 """Lesson 16. The shape of a DeepSeek-V3 whose layers are all dense: the sizes of latents, queries, keys and values."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from mini_engine.checkpoint.config import Qwen3Config, fields_of, read_settings
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.model.kinds import Kind, Latent
 
 
@@ -56,12 +57,8 @@ class LatentConfig(Qwen3Config):
         return self.qk_head_dim**-0.5 * sharp * sharp
 
     @classmethod
-    def from_dir(cls, directory: Path) -> "LatentConfig":
-        """Read config.json of a checkpoint directory, and generation_config.json if it exists.
-
-        Raises:
-            UserError: the model has experts or is of another family, or a value is missing or impossible.
-        """
+    def read(cls, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        """See `Qwen3Config.read`. UserError also for a model with experts."""
         from mini_engine.latents.schema import read_latents  # pydantic-core is needed only here
 
-        return cls(**fields_of(cls, read_settings(directory, read_latents)))
+        return read_latents(raw, path)

@@ -8,7 +8,7 @@ from pydantic_core import core_schema as s
 
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
-from mini_engine.checkpoint.config_schema import FLAG, LENGTHS, ROTATION, SETTINGS, SHAPE, check, validator
+from mini_engine.checkpoint.config_schema import FLAG, LENGTHS, ROTATION, SETTINGS, SHAPE, check_model, validator
 
 PART = s.int_schema(ge=1, le=2**16)  # a head's dimension, or a rank
 PAIRS = s.int_schema(ge=2, le=2**16, multiple_of=2)  # RoPE rotates pairs
@@ -32,8 +32,8 @@ DEFAULTS = dict(  # transformers' values for settings that the file lacks
     v_head_dim=128,
     first_k_dense_replace=3,
     max_position_embeddings=4096,
-    eos_token_id=1,
 )
+END_TOKEN = 1  # the default
 
 
 def read_latents(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -47,9 +47,8 @@ def read_latents(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
             f"{path} describes a model of type {shown(raw.get('model_type'))}; of the models with latents, lesson 16 "
             "runs 'deepseek_v3' with dense layers"
         )
-    if raw.get("quantization_config") is not None:
-        raise UserError(f"{path} has a quantization_config; this engine runs only weights that are not quantized")
-    config = DEFAULTS | check(CONFIG, raw, path)
+    config = DEFAULTS | check_model(CONFIG, raw, path)
+    config["eos_token_id"] = raw.get("eos_token_id", END_TOKEN)
     if "q_lora_rank" in raw and raw["q_lora_rank"] is None:
         config["q_lora_rank"] = None
     layers, dense, heads = config["num_hidden_layers"], config["first_k_dense_replace"], config["num_attention_heads"]

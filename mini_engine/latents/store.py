@@ -1,54 +1,27 @@
 """Lesson 16. Lesson 3's pool as a store of latents. It decides for each sequence of a step how to read its latents."""
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from mini_engine.attention.contract import Batch
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
-from mini_engine.latents.contract import LatentKernel
+from mini_engine.kv.store_around import StoreAround
 from mini_engine.latents.latent_config import LatentConfig
 from mini_engine.latents.reading import absorbed_attention, expanded_attention, expanding_pays
 
 
-class LatentKv:
+class LatentKv(StoreAround):
     """The pool of a model with latents: its K are latents, its V rotary keys.
 
     Args:
         config: of the model, or of a rank's part of it. kv: lesson 3's pool, with a kernel for latents.
     """
 
-    direct = False  # layers write and read only through this store
-
     def __init__(self, config: LatentConfig, kv: KvPool) -> None:
-        self.config, self.kv = config, kv
-        self.kernel = cast(LatentKernel, kv.kernel)
-
-    @property
-    def device(self) -> torch.device:
-        """The pool's device."""
-        return self.kv.device
-
-    @property
-    def K(self) -> list[Tensor]:
-        """Latents, `[num_blocks, block_size, 1, rank]` for each layer."""
-        return self.kv.K
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the pool, the null block included."""
-        return self.kv.num_blocks
-
-    @property
-    def bytes(self) -> int:
-        """Size of the pool in bytes, used or not."""
-        return self.kv.bytes
-
-    def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write latents k `[T, 1, rank]` and rotary keys v `[T, 1, rope]` into the slots `slot_mapping` `[T]` int64."""
-        self.kv.set_kv(layer, slot_mapping, k, v)
+        super().__init__(kv)
+        self.config = config
 
     def attend_latents(self, layer: int, q: Tensor, kv_b: Tensor, meta: ForwardMeta) -> Tensor:
         """Return attention of q `[T, H, nope + rope]`, each sequence over its own latents.

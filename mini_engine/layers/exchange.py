@@ -24,34 +24,22 @@ class NativeExchange(NamedTuple):
 
 
 class Exchange(Protocol):
-    """Completes sums. `collectives.Collectives` of lesson 18 has its methods."""
+    """Completes sums. Lesson 18's collectives have these methods; here are those of a process with the whole model."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Turn x `[T, hidden_size]`, this process's part of a sum, into the sum over all of them; return it."""
-        ...
+        return x
 
     def native(self, dtype: torch.dtype) -> NativeExchange | None:
         """Return the exchange that C++ calls instead, for rows of this dtype; None if there is none."""
-        ...
-
-    def check(self, why: int) -> None:
-        """Raise an error unless `why`, the result of `add_up`, is 0."""
-        ...
-
-
-class Whole:
-    """The exchange of a process with the whole model."""
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """Return x."""
-        return x
-
-    def native(self, dtype: torch.dtype) -> NativeExchange:
-        """Return a no-op exchange."""
         return NativeExchange(None, None, True)
 
     def check(self, why: int) -> None:
-        """Do nothing."""
+        """Raise an error unless `why`, the result of `add_up`, is 0."""
+
+
+class Whole(Exchange):
+    """The exchange of a process with the whole model, whose sums are complete."""
 
 
 WHOLE = Whole()

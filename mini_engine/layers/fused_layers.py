@@ -6,7 +6,7 @@ adds a layer's result to it; the kernel that rotates k also writes k and v into 
 """
 
 from types import ModuleType
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,37 +14,17 @@ from torch import Tensor, nn
 
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.kv.direct import DirectStore, LayerCache
+from mini_engine.kv.direct import LayerCache
 from mini_engine.layers.packed_layers import joined
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.decoder import Decoder, DecoderLayer
 from mini_engine.model.qwen3 import KvStore
 
 
-class LayerKernels(Protocol):
-    """The functions of `layer_kernels`, where their arguments are described."""
-
-    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor: ...
-
-    def norm_rope(
-        self,
-        qkv: Tensor,
-        weights: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        eps: float,
-        rows: Tensor,
-        k_out: Tensor,
-        v_out: Tensor,
-    ) -> Tensor: ...
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor: ...
-
-
 class FusedNorm(nn.Module):
     """RMSNorm of x + delta, `[T, hidden_size]`; the sum replaces x."""
 
-    def __init__(self, weight: Tensor, eps: float, kernels: LayerKernels) -> None:
+    def __init__(self, weight: Tensor, eps: float, kernels: Any) -> None:
         super().__init__()
         self.weight, self.eps, self.kernels = weight.data, eps, kernels
 
@@ -55,7 +35,7 @@ class FusedNorm(nn.Module):
 class FusedDecoderLayer(nn.Module):
     """Lesson 0's decoder layer. Takes x and the pending delta; returns the delta that the next layer has to add."""
 
-    def __init__(self, layer: DecoderLayer, config: Qwen3Config, kernels: LayerKernels) -> None:
+    def __init__(self, layer: DecoderLayer, config: Qwen3Config, kernels: Any) -> None:
         super().__init__()
         attention, mlp = layer.mixer, layer.mlp
         self.layer_idx, self.eps, self.kernels = attention.layer_idx, config.rms_norm_eps, kernels
@@ -101,7 +81,7 @@ class FusedDecoderLayer(nn.Module):
 class FusedModel(nn.Module):
     """Decoder layers and the last norm of a loaded model, whose weights it takes over."""
 
-    def __init__(self, model: CausalLM, kernels: LayerKernels) -> None:
+    def __init__(self, model: CausalLM, kernels: Any) -> None:
         super().__init__()
         self.layers = nn.ModuleList(FusedDecoderLayer(layer, model.config, kernels) for layer in model.model.layers)
         self.embed_tokens, self.rope = model.model.embed_tokens, model.model.rope
@@ -111,7 +91,7 @@ class FusedModel(nn.Module):
         """Return the normed hidden states `[R, hidden_size]` of `rows`, or of all tokens."""
         x = self.embed_tokens(token_ids)
         cos, sin = self.rope(meta.positions, x.dtype)
-        store = cast(DirectStore, kv)
+        store: Any = kv
         caches = store.layer_caches(meta) if store.direct else [None] * len(self.layers)
         delta = None
         for layer, cache in zip(self.layers, caches, strict=True):
@@ -121,18 +101,18 @@ class FusedModel(nn.Module):
         return self.norm(x, delta)
 
 
-def fuse(model: CausalLM, kernels: LayerKernels | ModuleType | None = None) -> CausalLM:
+def fuse(model: CausalLM, kernels: Any = None) -> CausalLM:
     """Return a model with fused layers that takes over the weights of `model`; `model` cannot run afterwards.
 
     Args:
-        kernels: None for the Triton kernels, after a trial run with the model's shapes.
+        kernels: a module like `layer_kernels`; None for the Triton kernels, after a trial run with the model's shapes.
 
     Raises:
         UserError: the kernels cannot run here; `model` is unchanged.
     """
     if not isinstance(model.model, Decoder):
         return model
-    kernels = cast(LayerKernels, kernels or triton_kernels(model))
+    kernels = kernels or triton_kernels(model)
     return CausalLM(model.config, FusedModel(model, kernels), model.lm_head)
 
 
@@ -149,7 +129,7 @@ def triton_kernels(model: CausalLM) -> ModuleType:
             f"fused layers need a GPU, and this model is on {model.device}; choose another backend", param="backend"
         )
     try:
-        try_out(cast(LayerKernels, layer_kernels), model)
+        try_out(layer_kernels, model)
     except Exception as error:  # Triton's compiler raises many types
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UserError(f"fused layers do not run here ({why}); choose another backend", param="backend") from error
@@ -157,7 +137,7 @@ def triton_kernels(model: CausalLM) -> ModuleType:
 
 
 @torch.inference_mode()
-def try_out(kernels: LayerKernels, model: CausalLM) -> None:
+def try_out(kernels: Any, model: CausalLM) -> None:
     """Run each kernel on one row, as the model will, which compiles it."""
     config = model.config
     heads, dim = config.num_attention_heads + 2 * config.num_key_value_heads, config.head_dim

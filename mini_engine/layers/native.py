@@ -34,10 +34,7 @@ class Matrix(ctypes.Structure):
 class Shape(ctypes.Structure):
     """The sizes that all layers share."""
 
-    _fields_ = (
-        *((name, c_int64) for name in ("hidden", "heads", "kv_heads", "dim", "intermediate")),
-        ("eps", c_float),
-    )
+    _fields_ = (*((name, c_int64) for name in ("hidden", "heads", "kv_heads", "dim", "intermediate")), ("eps", c_float))
 
 
 class Layer(ctypes.Structure):

@@ -6,14 +6,14 @@ runs all of them; any other store is called between the two halves of each layer
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mini_engine.attention.contract import Batch, check_inputs
 from mini_engine.kv.block_tensor import ForwardMeta
-from mini_engine.kv.direct import DirectStore, LayerCache
+from mini_engine.kv.direct import LayerCache
 from mini_engine.layers import native
 from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.layers.pack import PackedWeight
@@ -168,7 +168,7 @@ class PackedModel(nn.Module):
     def run(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor) -> Tensor:
         """Run embedded tokens x `[T, hidden_size]` through the layers, in place; return these rows."""
         step = self.activations(x, meta)
-        store = cast(DirectStore, kv)
+        store: Any = kv
         if store.direct and store.kernel.reads_pool:
             return self.run_layers(step, store.layer_caches(meta), meta, rows)
         for layer in self.layers:

@@ -5,6 +5,7 @@ layer, in the model's order (`Qwen3Config.layers`); any mixture is legal.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -43,3 +44,13 @@ class Latent(NamedTuple):
 
 
 Kind = Full | Window | State | Latent
+
+
+def attending(layers: Sequence[Kind]) -> list[Kind]:
+    """Return the kinds of the layers that attend, in the model's order: those without a state."""
+    return [kind for kind in layers if not isinstance(kind, State)]
+
+
+def state_bytes(layers: Sequence[Kind], dtype: torch.dtype) -> int:
+    """Return the bytes of one request's states, however long it is, in a model of this dtype."""
+    return sum(kind.num_bytes(dtype) for kind in layers if isinstance(kind, State))

@@ -21,14 +21,7 @@ LIBRARIES = {
 
 
 def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    batch: Batch,
-    scale: float,
-    window: int = EVERY_KEY,
-    *,
-    rows: str,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float, window: int = EVERY_KEY, *, rows: str
 ) -> Tensor:
     """Implement the contract for caches of these rows; q's dtype selects the function."""
     return call(function_for(rows, q.dtype), q, k_cache, v_cache, batch, scale, window)

@@ -41,13 +41,7 @@ def rotated(
 
 
 def latent_attention(
-    rows: str,
-    q: Tensor,
-    q_rope: Tensor,
-    c_cache: Tensor,
-    r_cache: Tensor,
-    batch: Batch,
-    scale: float,
+    rows: str, q: Tensor, q_rope: Tensor, c_cache: Tensor, r_cache: Tensor, batch: Batch, scale: float
 ) -> Tensor:
     """Implement the contract; q's dtype selects the function."""
     return call(function_for(rows, q.dtype), q, q_rope, c_cache, r_cache, batch, scale)

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mini_engine.kv.block_tensor import KvPool, PoolShape
-from mini_engine.kv.pool_maker import KvShape
+from mini_engine.kv.block_tensor import KvPool, KvShape, PoolShape
 from mini_engine.quantized.formats import RowFormat
 
 

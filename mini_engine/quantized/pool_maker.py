@@ -19,12 +19,7 @@ class RowPoolMaker(PoolMaker):
     """
 
     def __init__(
-        self,
-        config: PoolShape,
-        dtype: torch.dtype,
-        device: torch.device,
-        rows: RowFormat,
-        **cache: Any,
+        self, config: PoolShape, dtype: torch.dtype, device: torch.device, rows: RowFormat, **cache: Any
     ) -> None:
         super().__init__(config, dtype, device, **cache)
         self.rows = rows

@@ -30,11 +30,6 @@ def block_of(dim: int) -> int:
     return dim & -dim
 
 
-def rotation_of(dim: int) -> Tensor:
-    """Return the rotation of vectors of `dim` numbers `[dim, dim]`, float32: Hadamard blocks along the diagonal."""
-    return torch.block_diag(*[hadamard(block_of(dim))] * (dim // block_of(dim)))
-
-
 def rotate(x: Tensor) -> Tensor:
     """Return vectors x `[..., D]` rotated, in x's dtype, computed in float32. Rotating twice gives x back."""
     n = block_of(x.shape[-1])

@@ -9,14 +9,7 @@ from mini_engine.attention.contract import EVERY_KEY, Batch
 
 
 def paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    batch: Batch,
-    scale: float,
-    window: int = EVERY_KEY,
-    *,
-    rows: str,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float, window: int = EVERY_KEY, *, rows: str
 ) -> Tensor:
     """Implement the contract for caches of these rows. Block ids are trusted: a check would wait for the device."""
     return plain.launch(LOADERS[rows], q, k_cache, v_cache, batch, scale, window)

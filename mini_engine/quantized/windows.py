@@ -7,10 +7,10 @@ still visible, and mask the remaining keys before a window.
 from functools import partial
 
 from mini_engine.attention.contract import Wanted
+from mini_engine.attention.folded import attend_window
 from mini_engine.quantized.attention import FoldedRowAttention, reference_attention
 from mini_engine.quantized.formats import RowFormat
 from mini_engine.quantized.kernels import RowKernel, load_cpu, load_triton, row_kernel
-from mini_engine.windows.attention import window_attention
 from mini_engine.windows.kernels import VisibleBlocks, takes_window
 
 
@@ -18,7 +18,7 @@ def load_reference(wanted: Wanted) -> RowKernel:
     """Return the specification, over the blocks that are still visible."""
 
     def attention_over(rows: RowFormat) -> VisibleBlocks:
-        attend = partial(window_attention, window=wanted.window)
+        attend = partial(attend_window, window=wanted.window)
         return VisibleBlocks(partial(reference_attention, rows=rows, attend=attend), wanted.window)
 
     return row_kernel(wanted, attention_over)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mini_engine.attention.blockwise import ignore
 from mini_engine.attention.contract import Batch
+from mini_engine.attention.folded import attend_window
 from mini_engine.attention.reference import gather
 from mini_engine.windows.window_table import first_visible
 
@@ -32,20 +32,8 @@ def reference_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batc
         behind = first_visible(kv_len - (end - begin), window) // block_size  # whole blocks
         blocks, seen = batch.block_table[s, behind:], kv_len - behind * block_size
         k, v = (gather(cache, blocks, seen) for cache in (k_cache, v_cache))
-        out[begin:end] = window_attention(q[begin:end], k, v, scale, window)
+        out[begin:end] = attend_window(q[begin:end], k, v, scale, window)
     return out
-
-
-def window_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-    """Attend with a sequence's last tokens q `[q_len, H_q, D]` to k and v `[kv_len, H_kv, D]` through a mask.
-
-    Keys before the first visible one may be left out: the mask counts from the end.
-    """
-    own = len(k) - len(q)  # the first query's own key, in the mask's first row
-    visible = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device).tril(own).triu(own - window + 1)
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, H, len, D]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale, enable_gqa=True)
-    return out[0].transpose(0, 1)
 
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float, window: int) -> Tensor:

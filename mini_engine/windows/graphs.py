@@ -1,8 +1,6 @@
 """Lesson 15. Group tables for lesson 10's captured steps: slots and blocks of every group, at fixed addresses."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +9,8 @@ from torch import Tensor
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.gpu.staging import Table
 from mini_engine.kv.block_tensor import ForwardMeta
-from mini_engine.windows.plan import window_tables
+from mini_engine.windows.plan import TablesOf, window_tables
 from mini_engine.windows.store import GroupedMeta, with_groups
-from mini_engine.windows.window_table import WindowTable
 
 
 class GroupRows:
@@ -25,7 +22,7 @@ class GroupRows:
         tables_of: returns a running request's WindowTable by its id. num_groups: of groups with windows.
     """
 
-    def __init__(self, tables_of: Callable[[str], WindowTable], num_groups: int) -> None:
+    def __init__(self, tables_of: TablesOf, num_groups: int) -> None:
         self.tables_of, self.num_groups = tables_of, num_groups
 
     def tables(self, max_rows: int, max_blocks: int) -> list[Table]:
@@ -44,6 +41,5 @@ class GroupRows:
     def complete(self, meta: ForwardMeta, tensors: Sequence[Tensor], size: int) -> GroupedMeta:
         """Replace group 0's slots and table with those of all groups."""
         slot_mapping, block_table = tensors
-        same: dict[str, Any] = {field.name: getattr(meta, field.name) for field in fields(ForwardMeta)}
-        same |= {"slot_mapping": slot_mapping[:, :size], "block_table": block_table[:, :size]}
-        return GroupedMeta(**same)
+        tables = dict(slot_mapping=slot_mapping[:, :size], block_table=block_table[:, :size])
+        return GroupedMeta(**dict(vars(meta), **tables))

@@ -6,7 +6,7 @@ from typing import Any
 
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
-from mini_engine.checkpoint.config_schema import layer_types, read_shape
+from mini_engine.checkpoint.config_schema import check_types, layer_types, read_shape
 from mini_engine.model.kinds import FULL, SLIDING
 
 DEFAULT_WINDOW = 4096  # transformers' default if the file has none
@@ -18,10 +18,7 @@ def read_windows(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     types = tuple(layer_types(raw))
     if other := next((kind for kind in types if kind not in (FULL, SLIDING)), None):
         raise UserError(f"{path} has layers of type {shown(other)}; this engine runs {FULL} and {SLIDING}")
-    if len(types) != settings["num_hidden_layers"]:
-        raise UserError(
-            f"{path} has {len(types)} layer_types for {settings['num_hidden_layers']} layers; give each layer one"
-        )
+    check_types(types, settings, path)
     if SLIDING not in types:
         raise UserError(f"{path} has no layers with a window, which lesson 15 needs; use another lesson's script")
     if not raw.get("use_sliding_window") or raw.get("sliding_window", DEFAULT_WINDOW) is None:

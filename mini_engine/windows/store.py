@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from mini_engine.attention.contract import EVERY_KEY, Kernel
 from mini_engine.attention.registry import windowed
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.kv.direct import LayerCache
+from mini_engine.kv.store_around import StoreAround
 from mini_engine.model.kinds import Kind, Window
 from mini_engine.windows.groups import Place, places_of
 
@@ -23,7 +24,7 @@ class GroupedMeta(ForwardMeta):
     """
 
 
-class GroupedKv:
+class GroupedKv(StoreAround):
     """Lesson 3's pool as a store for layers in groups.
 
     Args:
@@ -36,42 +37,13 @@ class GroupedKv:
     """
 
     def __init__(self, layers: Sequence[Kind], kv: KvPool) -> None:
-        self.kv = kv
+        super().__init__(kv)
+        self.direct = kv.direct
         self.places: Sequence[Place] = places_of(layers)
         self.windows = [kind.size if isinstance(kind, Window) else EVERY_KEY for kind in layers]
-        kernel = cast(Kernel, kv.kernel)  # an engine's pool has a Kernel, not a bare function
+        kernel = cast(Kernel, self.kernel)  # an engine's pool has a Kernel, not a bare function
         with_window = windowed(kernel, min(self.windows))
         self.kernels = [kernel if window == EVERY_KEY else with_window for window in self.windows]
-
-    @property
-    def device(self) -> torch.device:
-        """The pool's device."""
-        return self.kv.device
-
-    @property
-    def K(self) -> list[Tensor]:
-        """The pool's keys, `[num_blocks, block_size, H_kv, D]` for each layer of group 0."""
-        return self.kv.K
-
-    @property
-    def kernel(self) -> Any:
-        """The kernel that reads the pool without a window."""
-        return self.kv.kernel
-
-    @property
-    def direct(self) -> bool:
-        """True if layers may write to `layer_caches` and call the kernel directly, bypassing the store."""
-        return self.kv.direct
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the pool, the null block included."""
-        return self.kv.num_blocks
-
-    @property
-    def bytes(self) -> int:
-        """Size of the pool in bytes, used or not."""
-        return self.kv.bytes
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k and v `[T, H_kv, D]` into the slots of the layer's group; slot_mapping `[G, T]` int64."""
@@ -107,11 +79,4 @@ def with_groups(meta: ForwardMeta, tables: Sequence[Tensor]) -> GroupedMeta:
     owner = torch.bucketize(torch.arange(len(meta.positions), device=index.device), meta.cu_seqlens_q[1:], right=True)
     block_table = torch.stack([meta.block_table, *tables])
     slots = block_table[:, owner, index] * meta.block_size + offset
-    return GroupedMeta(
-        positions=meta.positions,
-        slot_mapping=slots.long(),
-        cu_seqlens_q=meta.cu_seqlens_q,
-        seq_lens_kv=meta.seq_lens_kv,
-        block_table=block_table,
-        block_size=meta.block_size,
-    )
+    return GroupedMeta(**dict(vars(meta), slot_mapping=slots.long(), block_table=block_table))

@@ -1,10 +1,11 @@
 """Lesson 15. The shape of a Qwen3 model with windows: which layers see everything, and which only the last W tokens."""
 
-import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from mini_engine.checkpoint.config import Qwen3Config, fields_of, read_settings
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.model.kinds import SLIDING, Full, Kind, Window
 
 
@@ -25,18 +26,8 @@ class WindowConfig(Qwen3Config):
         return tuple(Window(self.sliding_window) if kind == SLIDING else Full() for kind in self.layer_types)
 
     @classmethod
-    def from_dir(cls, directory: Path) -> "WindowConfig":
-        """Read config.json of a checkpoint directory, and generation_config.json if it exists.
-
-        Raises:
-            UserError: a file is missing or malformed, or describes a model that cannot run here.
-        """
+    def read(cls, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        """See `Qwen3Config.read`."""
         from mini_engine.windows.schema import read_windows  # pydantic-core is needed only here
 
-        return cls(**fields_of(cls, read_settings(directory, read_windows)))
-
-    @classmethod
-    def of(cls, config: Qwen3Config, layer_types: tuple[str, ...], sliding_window: int) -> "WindowConfig":
-        """Return another model's shape with windows in some of its layers."""
-        fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(Qwen3Config)}
-        return cls(**fields, layer_types=layer_types, sliding_window=sliding_window)
+        return read_windows(raw, path)

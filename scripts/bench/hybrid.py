@@ -35,6 +35,7 @@ from mini_engine.kv.cache_coordinator import cache_of, coordinated
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.memory import NO_MEMORY
 from mini_engine.kv.prefix_cache import PrefixCache
+from mini_engine.model.kinds import attending, state_bytes
 
 PARTS = ("memory", "checkpoints", "copies", "second", "decode", "step")
 LENGTHS = (16, 64, 256, 1024, 4096, 16_384, 65_536)
@@ -62,7 +63,8 @@ def run(args: Namespace) -> Report:
     rows = [{"part": part} | row for part in args.parts for row in measure[part]()]
     note = (
         f"{args.model or args.shape}, {args.dtype}: {config.num_gdn_layers} delta nets with "
-        f"{config.state_bytes(dtype) / 2**20:.1f} MiB of state, {config.num_full_layers} attention layers with "
+        f"{state_bytes(config.layers, dtype) / 2**20:.1f} MiB of state, "
+        f"{len(attending(config.layers))} attention layers with "
         f"{config.kv_bytes_per_token(dtype) / 2**10:.0f} KiB a token"
     )
     return Report("hybrid", rows, [note])
@@ -104,7 +106,7 @@ def memory_rows(config: HybridConfig, dtype: torch.dtype) -> list[dict[str, Any]
     names = {field.name for field in dataclasses.fields(Qwen3Config)}
     qwen3 = Qwen3Config(**{name: getattr(config, name) for name in names})
     per_token, hybrid_token = qwen3.kv_bytes_per_token(dtype), config.kv_bytes_per_token(dtype)
-    state = config.state_bytes(dtype)
+    state = state_bytes(config.layers, dtype)
     even = state / (per_token - hybrid_token)
     return [
         {
@@ -124,7 +126,7 @@ def checkpoint_rows(config: HybridConfig, dtype: torch.dtype, quick: bool) -> li
     load, rows = conversation(40 if quick else 200), []
     for interval in (0, *INTERVALS):
         memory = StateMemory(TrackSlots(8, 100_000), 16, interval) if interval else NO_MEMORY
-        manager = coordinated(200_000, 16, prefixes=partial(PrefixCache, memory=memory), memory=memory)
+        manager = coordinated(200_000, 16, prefixes=partial(PrefixCache, memory=memory))
         for prompt, answer in load:
             serve(manager, prompt, answer)
         kept = len(memory.checkpoints.slots) if isinstance(memory, StateMemory) else 0
@@ -133,7 +135,7 @@ def checkpoint_rows(config: HybridConfig, dtype: torch.dtype, quick: bool) -> li
                 "case": f"interval {interval}" if interval else "K and V alone",
                 "found %": 100 * cache_of(manager).prefixes.stats.hit_rate,
                 "checkpoints": kept,
-                "state MiB": kept * config.state_bytes(dtype) / 2**20,
+                "state MiB": kept * state_bytes(config.layers, dtype) / 2**20,
                 "KV MiB": cache_of(manager).prefixes.tree.num_blocks * 16 * config.kv_bytes_per_token(dtype) / 2**20,
             }
         )

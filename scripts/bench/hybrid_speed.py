@@ -28,6 +28,7 @@ from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.layers.packed_layers import PackedLinear
+from mini_engine.model.kinds import state_bytes
 
 PROMPT, NEW = 32, 8
 OURS, HF, READ = "ours", "transformers", "read"
@@ -37,7 +38,7 @@ def copy_rows(config: HybridConfig, args: Namespace) -> list[dict[str, Any]]:
     """Return the time of `copy_states` and `reset_states`, and of reading as many bytes."""
     dtype = DTYPES[args.dtype]
     pool = GdnPool.for_model(config, 8, dtype=dtype, max_track_slots=8)
-    size = config.state_bytes(dtype)
+    size = state_bytes(config.layers, dtype)
     contenders = {
         "copy_states": lambda: [pool.copy_states(1 + i, 9 + i) for i in range(8)],
         "reset_states": lambda: [pool.reset_states([1 + i]) for i in range(8)],
@@ -111,7 +112,7 @@ def decode_rows(directory: Path, args: Namespace) -> list[dict[str, Any]]:
 def bytes_touched(directory: Path, config: HybridConfig, batch: int, args: Namespace) -> int:
     """Return the bytes that a decode step must read or write: weights once, K and V, and each state twice."""
     dtype, weights = DTYPES[args.dtype], (directory / "model.safetensors").stat().st_size
-    return weights + batch * (2 * config.state_bytes(dtype) + PROMPT * config.kv_bytes_per_token(dtype))
+    return weights + batch * (2 * state_bytes(config.layers, dtype) + PROMPT * config.kv_bytes_per_token(dtype))
 
 
 def some_prompts(config: HybridConfig, count: int) -> list[list[int]]:

@@ -80,7 +80,7 @@ class Shape:
         memory = WindowMemory(allocator, self.window, self.num_groups, CHUNK)
         told: Any = InOrder(memory, first) if first else memory
         prefixes = partial(PrefixCache, capacity=capacity, memory=told, allocator=allocator)
-        return coordinated(num_blocks, self.block_size, prefixes=prefixes, memory=memory)
+        return coordinated(num_blocks, self.block_size, prefixes=prefixes)
 
 
 MODELS = (

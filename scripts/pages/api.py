@@ -133,7 +133,7 @@ PARTS = (
             *entries("kv/prefix_cache.py", "PrefixCache"),
             *entries("kv/coordinator.py", "KvCoordinator", "Cost"),
             *entries("kv/cache_coordinator.py", "CacheCoordinator", "caching_manager"),
-            *entries("kv/prefixes.py", "Prefixes", "Found", "Stored"),
+            *entries("kv/prefixes.py", "Found", "Stored", "SharedPrefix"),
             *entries("kv/memory.py", "CacheMemory"),
             *entries("kv/connector.py", "KvConnector", "Matched", "Load"),
             *entries("kv/radix.py", "RadixTree", "HitStats"),

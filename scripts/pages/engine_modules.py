@@ -96,7 +96,6 @@ LAYERS = (
             "text.prompts",
             "cli.parser",
             "hybrid.hybrid_config",
-            "hybrid.layer_types",
             "hybrid.schema",
             "windows.window_config",
             "windows.schema",

@@ -54,7 +54,7 @@ class States(Tape):
         self.states = TextStates(WORKING, TRACK)
         self.memory = StateMemory(self.states, BLOCK_SIZE, INTERVAL)
         cache = partial(PrefixCache, memory=self.memory)
-        self.manager: Any = coordinated(NUM_BLOCKS, BLOCK_SIZE, prefixes=cache, memory=self.memory)
+        self.manager: Any = coordinated(NUM_BLOCKS, BLOCK_SIZE, prefixes=cache)
         self.tree, self.checkpoints = cache_of(self.manager).prefixes.tree, self.memory.checkpoints
 
     def state(self) -> dict[str, Any]:

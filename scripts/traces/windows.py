@@ -36,7 +36,7 @@ class Windows(Tape):
         allocator = RefCountedAllocator(NUM_BLOCKS, BLOCK_SIZE)
         self.memory = WindowMemory(allocator, WINDOW, 1, CHUNK)
         cache = partial(PrefixCache, memory=self.memory, allocator=allocator)
-        self.manager: Any = coordinated(NUM_BLOCKS, BLOCK_SIZE, prefixes=cache, memory=self.memory)
+        self.manager: Any = coordinated(NUM_BLOCKS, BLOCK_SIZE, prefixes=cache)
         self.tree, self.kept = cache_of(self.manager).prefixes.tree, self.memory.kept
         self.done: dict[str, int] = {}
 

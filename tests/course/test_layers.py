@@ -20,7 +20,7 @@ NUMBERS_ONLY = {
     "engine.scheduler", "engine.scheduler_config", "engine.request", "engine.sampling_params", "engine.sampled",
     "assembly.engine_config", "text.detokenizer", "engine.answer", "engine.mailbox", "engine.stats", "kv.allocator",
     "kv.block_table", "kv.manager", "kv.request_table", "kv.coordinator", "kv.cache_coordinator", "kv.connector",
-    "kv.memory", "kv.memories", "kv.prefixes", "kv.prefix_cache", "kv.shared_prefix", "kv.radix", "kv.radix_node",
+    "kv.memory", "kv.memories", "kv.prefixes", "kv.prefix_cache", "kv.radix", "kv.radix_node",
     "kv.eviction", "kv.refcount", "hybrid.memory", "hybrid.checkpoints", "hybrid.track_slots", "speculation.adapt",
     "speculation.options", "speculation.lookup", "speculation.speculator", "speculation.tree_lookup",
     "speculation.verify", "tiers.background", "tiers.break_even", "tiers.disk", "tiers.host", "tiers.connector",

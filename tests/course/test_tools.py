@@ -210,7 +210,7 @@ def test_the_checkpoints_are_those_that_the_manager_makes_and_finds(work):
     for given, got in zip(drawn, work("interval", drawn), strict=True):
         memory = StateMemory(TrackSlots(1, 100), 16, given["every"])
         cache = partial(PrefixCache, memory=memory)
-        manager = coordinated(200, 16, prefixes=cache, memory=memory)
+        manager = coordinated(200, 16, prefixes=cache)
         stored = list(range(given["tokens"]))
         at = manager.allocate("stored", stored)
         while at < len(stored):

@@ -82,7 +82,7 @@ class Hybrid:
         self.memory = StateMemory(self.states, size, interval, num_spare)
         self.checkpoints = self.states.checkpoints = self.memory.checkpoints
         cache = partial(PrefixCache, capacity=None if track else 0, memory=self.memory)
-        self.manager = coordinated(num_blocks, size, copy, prefixes=cache, memory=self.memory)
+        self.manager = coordinated(num_blocks, size, copy, prefixes=cache)
 
     def __getattr__(self, name):
         return getattr(self.manager, name)

@@ -1,17 +1,20 @@
 """Lesson 11. Every token equals Hugging Face's: batched, in chunks, preempted, behind a checkpoint, beside an abort."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
 
 from mini_engine.assembly.build import build_engine
+from mini_engine.assembly.storage import planner
 from mini_engine.base.errors import UserError
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.hybrid.plan import HybridPlan
+from mini_engine.hybrid.plan import add_slots
 from mini_engine.hybrid.sizes import Slots, slots_in_budget
+from mini_engine.model.kinds import state_bytes
 from tests.l11.models import SELECTED, ask, both, check_nothing_is_lost, drain, first_logits, greedy, hybrid
 from tests.support import some_ids
 
@@ -181,7 +184,8 @@ def test_an_abort_in_mid_step_leaves_nothing_behind():
 
     def inner_once(chunks):
         plan = engine.runner.plan
-        engine.runner.plan = HybridPlan(lambda request_id: [1])  # the aborted request's slot, already free
+        freed = partial(add_slots, lambda request_id: [1])  # the aborted request's slot, already free
+        engine.runner.plan = planner([freed])
         out = inner(chunks)
         engine.runner.run, engine.runner.plan = inner, plan
         return out
@@ -226,7 +230,7 @@ def test_more_requests_than_slots_wait_their_turn():
     engine = build_engine(
         both(FAMILY)[0],
         backend="reference",
-        kv_bytes=6 * both(FAMILY)[0].config.state_bytes(torch.float32) * 2,
+        kv_bytes=6 * state_bytes(both(FAMILY)[0].config.layers, torch.float32) * 2,
         block_size=8,
         kernel="torch",
         checkpoint_interval=32,

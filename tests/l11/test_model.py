@@ -12,9 +12,9 @@ from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.weights import load_model
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.hybrid.hybrid_config import HybridConfig
-from mini_engine.hybrid.layer_types import LINEAR
 from mini_engine.hybrid.model import GatedRMSNorm, ZeroCentredRMSNorm, partial_rope
-from mini_engine.model.kinds import FULL
+from mini_engine.hybrid.schema import LINEAR
+from mini_engine.model.kinds import FULL, state_bytes
 from tests.l11.models import FAMILIES, checkpoint, first_logits
 from tests.support import some_ids
 
@@ -61,7 +61,7 @@ def test_bytes_of_a_token_and_of_a_state():
     config = HybridConfig.from_dir(checkpoint(FAMILY))
     assert config.layer_types == (LINEAR, LINEAR, LINEAR, FULL)
     assert config.kv_bytes_per_token(torch.float32) == 2 * 2 * 16 * 1 * 4, "only attention layers have K and V"
-    assert config.state_bytes(torch.float32) == 3 * (4 * 12 * 20 * 4 + 128 * 3 * 4)
+    assert state_bytes(config.layers, torch.float32) == 3 * (4 * 12 * 20 * 4 + 128 * 3 * 4)
     assert config.conv_dim == 2 * 2 * 12 + 4 * 20
 
 

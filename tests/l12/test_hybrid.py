@@ -269,7 +269,6 @@ class HybridMachine(RuleBasedStateMachine):
             SIZE,
             self.cells.copy,
             prefixes=partial(PrefixCache, memory=self.memory),
-            memory=self.memory,
             connector=TierConnector(store, [states]),
         )
         self.tiers = store.tiers

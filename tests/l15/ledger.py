@@ -31,7 +31,7 @@ class Windows:
         self.slots = {}
         cache = partial(PrefixCache, capacity=None if caching else 0, memory=self.memory, allocator=self.allocator)
         behind = connector(self) if connector else NO_CONNECTOR
-        self.manager = coordinated(num_blocks, size, prefixes=cache, memory=self.memory, connector=behind)
+        self.manager = coordinated(num_blocks, size, prefixes=cache, connector=behind)
 
     def __getattr__(self, name):
         return getattr(self.manager, name)

@@ -13,7 +13,7 @@ from mini_engine.families.lfm3 import FAMILY
 from mini_engine.families.lfm3_config import Lfm3Config
 from mini_engine.layers import native
 from mini_engine.model.decoder import Decoder
-from mini_engine.model.kinds import Full, State, Window
+from mini_engine.model.kinds import Full, State, Window, attending
 from tests.l15.lfm3 import SHAPES, OneSequence, checkpoint, greedy, hugging_face, logits, write_lfm3
 from tests.l15.lfm3 import load as load_lfm3
 from tests.support import refused, some_ids
@@ -102,7 +102,7 @@ def test_each_layer_has_a_kind():
     config = Lfm3Config.from_dir(checkpoint(PUBLISHED))
     state = State((((48, 6), None),))
     assert config.layers == (state, state, Full(), state, Window(7), state)
-    assert config.num_attention_layers == 2
+    assert len(attending(config.layers)) == 2
     assert config.kv_bytes_per_token(torch.float32) == 2 * 2 * 2 * 16 * 4
 
 

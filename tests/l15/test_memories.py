@@ -54,7 +54,7 @@ class Both(Windows):
         self.states.checkpoints = self.state_memory.checkpoints
         self.both = Memories([self.state_memory, self.memory])
         cache = partial(PrefixCache, memory=self.both, allocator=self.allocator)
-        self.manager = coordinated(num_blocks, SIZE, prefixes=cache, memory=self.both)
+        self.manager = coordinated(num_blocks, SIZE, prefixes=cache)
 
     def slot(self, name):
         return self.state_memory.slots_of(name)[0]

@@ -2,6 +2,7 @@
 
 import random
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from mini_engine.model.qwen3 import qwen3_model
 from mini_engine.tiers.companions import item_key
 from mini_engine.tiers.records import Kind
 from mini_engine.tiers.tiers import Tiers
-from mini_engine.windows.window_config import WindowConfig
 from tests.l15.cells import GROUPS, MOST, POOL, Cells, connected, served
 from tests.l15.pocket import (
     BLOCK,
@@ -174,7 +174,7 @@ def test_models_that_differ_in_nothing_but_the_window_share_no_record(tmp_path):
     answered(first, "cold", [LONG])
     store_of(first).tiers.close()
     config = model().config
-    other = qwen3_model(WindowConfig.of(config, config.layer_types, config.sliding_window + 1))
+    other = qwen3_model(replace(config, sliding_window=config.sliding_window + 1))
     other.load_state_dict(model().state_dict())
     second = with_tiers(tmp_path, over=other.eval().requires_grad_(False))
     [request] = ask(second, [LONG])

@@ -7,11 +7,11 @@ import pytest
 from mini_engine.base.errors import OutOfBlocks
 from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import BlocksByState
+from mini_engine.kv.prefixes import SharedPrefix
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import TOKEN_BYTES, Match, Node, key_of
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.kv.request_table import RequestTable
-from mini_engine.kv.shared_prefix import SharedPrefix
 from tests.l8.trees import SIZE, contents, hang, refused, tokens
 
 
