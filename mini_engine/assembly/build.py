@@ -28,9 +28,10 @@ from mini_engine.assembly.pools import OWN_POOLS, Pools
 from mini_engine.assembly.storage import Storage
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
-from mini_engine.checkpoint.weights import check_place, resolve_checkpoint
+from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.engine.engine import Engine, default_kv_bytes
 from mini_engine.engine.scheduler import Scheduler
+from mini_engine.families.family import check_place
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.model.causal_lm import CausalLM
 
@@ -185,7 +186,7 @@ def start_ranks(
     stored = read(directory)
     share_of(stored.config, config.tensor_parallel_size, shared_by(stored.config))
     ranks = Ranks(
-        str(directory), config.tensor_parallel_size, dtype, config.backend, read, transport=transport, device=device
+        str(directory), config.tensor_parallel_size, read, dtype, config.backend, transport=transport, device=device
     )
     try:
         identity = identity_of_stored(stored, dtype, config)

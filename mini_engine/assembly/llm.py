@@ -18,7 +18,7 @@ import torch
 from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
-from mini_engine.checkpoint.weights import resolve_checkpoint
+from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.engine.answer import AnswerReader, TextDelta, WholeAnswer
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.offline import Completion, generate_all

@@ -7,8 +7,8 @@ import torch
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
 from mini_engine.checkpoint.config import DTYPES
+from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.checkpoint.json_files import read_json
-from mini_engine.checkpoint.weights import resolve_checkpoint
 from mini_engine.families import family_of
 from mini_engine.families.family import Family
 from mini_engine.model.causal_lm import CausalLM

@@ -213,7 +213,7 @@ def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
 def tokenizer_of(model: str | None):
     """Return the tokenizer of `--model`. UserError if the model's kind does not run here."""
     from mini_engine.assembly.loading import check_kind
-    from mini_engine.checkpoint.weights import resolve_checkpoint
+    from mini_engine.checkpoint.directory import resolve_checkpoint
     from mini_engine.pocket import POCKET_DIR
     from mini_engine.text.tokenizer import Tokenizer
 

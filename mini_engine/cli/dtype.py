@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.checkpoint.json_files import read_json
 from mini_engine.checkpoint.shipped import FOLDERS, PACKAGE
-from mini_engine.checkpoint.weights import resolve_checkpoint
 
 INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")  # x86's two, and Arm's
 

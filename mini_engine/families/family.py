@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mini_engine.base.errors import UserError, first_line
+from mini_engine.base.values import shown
+from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.checkpoint.names import as_stored
 from mini_engine.checkpoint.stored import Stored
-from mini_engine.checkpoint.weights import check_place, resolve_checkpoint
 from mini_engine.model.causal_lm import CausalLM
 
 SHARED = ("num_key_value_heads", "num_attention_heads", "intermediate_size")
@@ -42,3 +44,16 @@ class Family(NamedTuple):
     def stored(self, directory: Path) -> Stored:
         """Return the checked tensors of a checkpoint. UserError: the checkpoint cannot be used."""
         return Stored(self.build, self.shape(directory), directory, self.renamed, self.ignored)
+
+
+def check_place(dtype: torch.dtype, device: str | torch.device) -> None:
+    """Raise UserError unless weights of this dtype can lie on this device."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise UserError(f"dtype is {shown(dtype)}; give torch.float32, torch.bfloat16 or torch.float16", param="dtype")
+    try:
+        torch.empty(1, device=device)
+    except (AssertionError, RuntimeError, TypeError) as error:  # torch raises each of them for some missing device
+        why = first_line(error)
+        raise UserError(
+            f"device {str(device)!r} cannot be used on this machine ({why}); give 'cpu'", param="device"
+        ) from error

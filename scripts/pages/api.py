@@ -93,7 +93,7 @@ PARTS = (
         "Models",
         "Load a checkpoint into a model. [Lesson 0](l0_the_loop/README.md).",
         (
-            *entries("checkpoint/weights.py", "load_model"),
+            *entries("families/qwen3.py", "load_model"),
             *entries("checkpoint/config.py", "Qwen3Config"),
             *entries("families/family.py", "Family"),
             *entries("model/causal_lm.py", "CausalLM"),

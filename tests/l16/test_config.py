@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from mini_engine.assembly.loading import load, reader_of
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.shipped import shipped_checkpoint
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.families.deepseek import FAMILY as DEEPSEEK
+from mini_engine.families.qwen3 import load_model
 from mini_engine.latents.latent_config import LatentConfig
 from mini_engine.pocket_latent import POCKET_LATENT_DIR
 from tests.support import refused
