@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -36,31 +36,19 @@ class Part(NamedTuple):
     columns: range | None = None
 
 
-class Cut(Protocol):
-    """Selects the part of a checkpoint that a process loads: of most tensors, a share if several processes share it."""
+class Cut:
+    """Selects the part of a checkpoint that a process loads: this one everything. A rank's selects its share."""
 
     def build(self, kind: Callable[[Any], Any], config: Any) -> Any:
         """Return this process's model, without weights. Its parameters have the names of the whole, `kind(config)`."""
-        ...
-
-    def part_of(self, name: str, shape: Sequence[int], config: Any) -> Part:
-        """Return the part to load of the stored tensor `name` of this shape. The parameter's further rows are zero."""
-        ...
-
-
-class Whole:
-    """The cut of a process that loads everything."""
-
-    def build(self, kind: Callable[[Any], Any], config: Any) -> Any:
-        """Return the whole model, without weights."""
         return kind(config)
 
     def part_of(self, name: str, shape: Sequence[int], config: Any) -> Part:
-        """Return all rows."""
+        """Return the part to load of the stored tensor `name` of this shape. The parameter's further rows are zero."""
         return Part([range(shape[0])])
 
 
-WHOLE = Whole()
+WHOLE = Cut()
 
 
 class Stored:

@@ -30,7 +30,7 @@ from mini_engine.distributed.tensor_parallel.pulse import bytes_for
 from mini_engine.distributed.tensor_parallel.shard import RankCut
 from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 from mini_engine.distributed.tensor_parallel.transport import transport_for
-from mini_engine.engine.runner import Step
+from mini_engine.engine.runner import Group, Step
 
 PATIENCE = timedelta(hours=1)  # Ctrl-Z may interrupt a collective, whose clock keeps running
 
@@ -47,7 +47,7 @@ class CheckedCut(RankCut):
         return super().part_of(name, shape, config)
 
 
-class Ranks:
+class Ranks(Group):
     """All ranks but this one, which is rank 0. They end with the `with` block.
 
     As long as they run, torch's threads are divided among the ranks. The others start at once and read the checkpoint;
