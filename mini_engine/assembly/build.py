@@ -17,7 +17,6 @@ from mini_engine.assembly.choices import (
     coordinator_of,
     decoding_of,
     identity_of,
-    identity_of_stored,
     runner_of,
     with_layers,
 )
@@ -82,7 +81,6 @@ def build_worker(path: str, config: EngineConfig, dtype: str, device: str, block
     """Load the model in a prefill worker's process; return its engine, its connector and its layout (lesson 19)."""
     from mini_engine.handover.opening import sending_connector
     from mini_engine.handover.prefill import Built
-    from mini_engine.tiers.opening import identity_of
 
     model = load(path, dtype, device)
     identity, ends = identity_of(model, config), []
@@ -189,7 +187,7 @@ def start_ranks(
         str(directory), config.tensor_parallel_size, read, dtype, config.backend, transport=transport, device=device
     )
     try:
-        identity = identity_of_stored(stored, dtype, config)
+        identity = identity_of(stored, config, dtype)
         ranks.join(stored)
     except BaseException:
         ranks.close()

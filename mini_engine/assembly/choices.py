@@ -17,7 +17,6 @@ from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.assembly.pools import Pools
 from mini_engine.assembly.storage import Storage
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.stored import Stored
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import Group, ModelRunner, Runner
 from mini_engine.engine.sampling_params import SamplingParams
@@ -55,25 +54,19 @@ def with_fused_layers(model: Any, fuse: Callable[[Any], Any], backend: str) -> A
         return model
 
 
-def identity_of(model: Any, config: EngineConfig) -> Any:
+def identity_of(model: Any, config: EngineConfig, dtype: torch.dtype | None = None) -> Any:
     """Return the identity that tiers put into this model's records and prefill workers compare; None without either.
 
     It hashes the weights, so it comes before the layers are replaced.
+
+    Args:
+        model: loaded, or the `Stored` tensors of one that each process loads a part of, in this dtype (lesson 18).
     """
     if not config.needs_identity:
         return None
     from mini_engine.tiers import opening as tiers
 
-    return tiers.identity_of(model, config)
-
-
-def identity_of_stored(stored: Stored, dtype: torch.dtype, config: EngineConfig) -> Any:
-    """Return the same for a model that no process loads as a whole (lesson 18)."""
-    if not config.needs_identity:
-        return None
-    from mini_engine.tiers import opening as tiers
-
-    return tiers.identity_of_stored(stored, dtype, config)
+    return tiers.identity_of(model, config) if dtype is None else tiers.identity_of_stored(model, dtype, config)
 
 
 def connecting(

@@ -195,19 +195,13 @@ def coordinator_for(memories: Sequence[CacheMemory], caches: bool, allocator: An
 
     if not memories:
         return CacheCoordinator
+    from mini_engine.kv.memories import Memories
     from mini_engine.kv.prefix_cache import PrefixCache
 
-    memory = memories[0] if len(memories) == 1 else several(memories)
+    memory = memories[0] if len(memories) == 1 else Memories(memories)
     # without prefix caching: a tree that keeps nothing
     prefixes = partial(PrefixCache, capacity=None if caches else 0, memory=memory, allocator=allocator)
     return partial(CacheCoordinator, prefixes=prefixes, memory=memory)
-
-
-def several(memories: Sequence[CacheMemory]) -> CacheMemory:
-    """Return several memories as one."""
-    from mini_engine.kv.memories import Memories
-
-    return Memories(memories)
 
 
 @contextmanager

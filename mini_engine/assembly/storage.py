@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from mini_engine.assembly.pools import Pools
@@ -49,15 +50,9 @@ class Storage:
     @property
     def plan(self) -> Plan:
         """Plans a step: lesson 5's plan, and what each kind adds."""
-        plan = plan_rows
-        for kind in self.kinds:
-            plan = kind.plan(plan)
-        return plan
+        return reduce(lambda plan, kind: kind.plan(plan), self.kinds, plan_rows)
 
     @property
     def probe(self) -> Plan:
         """Plans a step without a request, to measure its time."""
-        plan = plan_rows
-        for kind in self.kinds:
-            plan = kind.probe(plan)
-        return plan
+        return reduce(lambda plan, kind: kind.probe(plan), self.kinds, plan_rows)

@@ -59,12 +59,12 @@ def sampling_defaults(directory: Path) -> SamplingDefaults:
     path = directory / FILE
     if not path.is_file():
         return NO_DEFAULTS
-    from mini_engine.checkpoint.config_schema import read_sampling
+    from mini_engine.checkpoint.config_schema import SAMPLING, check
 
     raw, found = read_json(path), {}
     for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens"):
         try:
-            found |= read_sampling({name: raw.get(name)}, path)
+            found |= check(SAMPLING, {name: raw.get(name)}, path)
         except UserError as error:
             warn_once(f"{error}; it is ignored")
     if "top_k" in found:

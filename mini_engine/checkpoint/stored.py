@@ -19,7 +19,7 @@ from torch import Tensor
 from mini_engine.base.errors import UserError, first_line, warn_once
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.json_files import read_json
-from mini_engine.checkpoint.names import EMBEDDING, HEAD, Place, as_stored, place_parameters, unknown
+from mini_engine.checkpoint.names import EMBEDDING, HEAD, Place, place_parameters, unknown
 
 PIECE_BYTES = 16 * 2**20
 FILE_DTYPES = ("F64", "F32", "F16", "BF16")
@@ -73,7 +73,7 @@ class Stored:
         kind: Callable[[Any], Any],
         config: Qwen3Config,
         directory: Path,
-        renamed: Callable[[str], str] = as_stored,
+        renamed: Callable[[str], str] = str,
         ignored: tuple[str, ...] = (),
     ) -> None:
         self.kind = kind

@@ -166,8 +166,9 @@ def serve_one(args: argparse.Namespace, config: "ServerConfig", listener: socket
         app.prepare()
         gc.collect()
         gc.freeze()  # later collections skip torch's objects; searching them would stall all answers for 0.1 s
-        with_workers = in_words(args.prefill_workers)
-        print(f"serving {config.model_name}{with_workers} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
+        count = args.prefill_workers
+        workers = f" with {count} prefill worker{'s' * (count > 1)}" if count else ""
+        print(f"serving {config.model_name}{workers} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
         server = DrainingServer(app, config.grace_seconds)
         with handling_hangup(server, llm.engine, args.prefill_workers):
             server.run([listener])
@@ -175,13 +176,6 @@ def serve_one(args: argparse.Namespace, config: "ServerConfig", listener: socket
         if worker.fault:
             raise EngineDead(worker.fault)
     return 0
-
-
-def in_words(num_workers: int) -> str:
-    """Describe the prefill workers for the first line of output."""
-    if not num_workers:
-        return ""
-    return " with 1 prefill worker" if num_workers == 1 else f" with {num_workers} prefill workers"
 
 
 def handling_hangup(server: "DrainingServer", engine: "Engine", num_workers: int) -> AbstractContextManager[None]:

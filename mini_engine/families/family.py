@@ -9,7 +9,6 @@ import torch
 from mini_engine.base.errors import UserError, first_line
 from mini_engine.base.values import shown
 from mini_engine.checkpoint.directory import resolve_checkpoint
-from mini_engine.checkpoint.names import as_stored
 from mini_engine.checkpoint.stored import Stored
 from mini_engine.model.causal_lm import CausalLM
 
@@ -31,7 +30,7 @@ class Family(NamedTuple):
     speed_up: Callable[..., CausalLM]
     fuse: Callable[[CausalLM], CausalLM] | None = None
     shared: tuple[str, ...] = SHARED
-    renamed: Callable[[str], str] = as_stored
+    renamed: Callable[[str], str] = str
     ignored: tuple[str, ...] = ()
 
     def load(
