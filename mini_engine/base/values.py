@@ -46,9 +46,25 @@ def checked_whole(
     number = whole(value)
     if number is None or number < least or (most is not None and number > most):
         span = f"of {least} or more" if most is None else f"from {least} to {most}"
-        remark = f" ({note})" if note else ""
-        raise UserError(f"{name} is {shown(value)}; give a whole number {span}{remark}", param=param or name)
+        raise refusal(name, value, f"a whole number {span}", note, param)
     return number
+
+
+def checked_real(
+    name: str, value: object, least: float, most: float = math.inf, note: str = "", param: str | None = None
+) -> float:
+    """Return a number from `least` to `most`, not NaN, as a float; otherwise like `checked_whole`."""
+    number = real(value)
+    if number is None or not least <= number <= most:
+        span = f"of {least:g} or more" if most == math.inf else f"from {least:g} to {most:g}"
+        raise refusal(name, value, f"a number {span}", note, param)
+    return number
+
+
+def refusal(name: str, value: object, wanted: str, note: str, param: str | None) -> UserError:
+    """Return the error for a value that is not `wanted`."""
+    remark = f" ({note})" if note else ""
+    return UserError(f"{name} is {shown(value)}; give {wanted}{remark}", param=param or name)
 
 
 def check_switch(name: str, value: object) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from mini_engine.base.errors import UserError
-from mini_engine.base.values import check_switch, checked_whole, real, shown
+from mini_engine.base.values import check_switch, checked_real, checked_whole, shown
 from mini_engine.engine.grammar import ANYTHING, Grammar, Matcher, TokenMask
 
 GREEDY = 0.0
@@ -91,7 +91,9 @@ class SamplingParams:
         self._set("stop_token_ids", _token_ids(self.stop_token_ids))
         self._set("stop", _stop_texts(self.stop))
         for name, allowed in NUMBERS.items():
-            self._set(name, _number(name, getattr(self, name), allowed))
+            self._set(name, checked_real(name, getattr(self, name), *allowed))
+        if self.temperature < LOWEST_TEMPERATURE:
+            self._set("temperature", GREEDY)
         self._set("top_k", max(0, checked_whole("top_k", self.top_k, -1, None, "0 and -1 keep every token")))
         self._set_own(self.seed, self.max_tokens)
         for name in ("logprobs", "prompt_logprobs"):
@@ -195,17 +197,6 @@ class Row:
         self.matcher = self.params.grammar.matcher()
 
 
-def _number(name: str, value: object, allowed: Range) -> float:
-    """Return a number in its range. True is refused, although Python treats it as 1."""
-    number = real(value)
-    if number is None or not allowed.least <= number <= allowed.most:
-        raise UserError(
-            f"{name} is {shown(value)}; give a number from {allowed.least:g} to {allowed.most:g} ({allowed.note})",
-            param=name,
-        )
-    return GREEDY if name == "temperature" and number < LOWEST_TEMPERATURE else number
-
-
 def _seed(value: object) -> int | None:
     """Return a seed as 64 unsigned bits, a negative one as its two's complement; None for a fresh one."""
     if value is None:
@@ -229,12 +220,8 @@ def _biases(value: object) -> Mapping[int, float]:
     biases = {}
     for key, bias in value.items():
         token = checked_whole("a token id in logit_bias", key, 0, None, "an id from the tokenizer", param="logit_bias")
-        number = real(bias)
-        if number is None or not -MAX_BIAS <= number <= MAX_BIAS:
-            raise UserError(
-                f"logit_bias of token {token} is {shown(bias)}; give a number from -100 to 100", param="logit_bias"
-            )
-        biases[token] = number
+        name = f"logit_bias of token {token}"
+        biases[token] = checked_real(name, bias, -MAX_BIAS, MAX_BIAS, param="logit_bias")
     return biases
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from mini_engine.base.errors import UserError
-from mini_engine.base.values import check_choice, check_switch, checked_whole, real, shown
+from mini_engine.base.values import check_choice, check_switch, checked_real, checked_whole
 
 POLICIES = {"fcfs": attrgetter("arrival"), "priority": attrgetter("priority", "arrival")}
 LEAST = dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size"), 1)
@@ -32,9 +32,7 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         for name, least in LEAST.items():  # the only way to set a frozen field:
             object.__setattr__(self, name, checked_whole(name, getattr(self, name), least))
-        watermark = real(self.watermark)
-        if watermark is None or not watermark >= 0:  # NaN is not
-            raise UserError(f"watermark is {shown(self.watermark)}; give a number of 0 or more", param="watermark")
+        checked_real("watermark", self.watermark, 0)
         check_switch("reserve_answers", self.reserve_answers)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise UserError(
