@@ -30,7 +30,7 @@ from mini_engine.base.values import shown
 from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.engine.engine import Engine, default_kv_bytes
 from mini_engine.engine.scheduler import Scheduler
-from mini_engine.families.family import check_place
+from mini_engine.families.family import check_dtype_and_device
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.model.causal_lm import CausalLM
 
@@ -178,7 +178,7 @@ def start_ranks(
     from mini_engine.distributed.tensor_parallel.processes import Ranks
     from mini_engine.distributed.tensor_parallel.shard import share_of, shared_by
 
-    check_place(dtype, device)
+    check_dtype_and_device(dtype, device)
     directory = resolve_checkpoint(path_or_hub_id)
     read = reader_of(directory).stored
     stored = read(directory)

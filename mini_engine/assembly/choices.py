@@ -32,26 +32,23 @@ if TYPE_CHECKING:
 def with_layers(model: Any, backend: str) -> Any:
     """Return the model with the layers of this backend. It takes over the weights of `model`.
 
+    If lesson 10's layers do not work here, "auto" keeps the model's own and says so.
+
     Raises:
         UserError: the backend does not work for this model or on this machine.
     """
     family = family_named(model.config.model_type)
     if family.fuse and (backend == "fused" or (backend == "auto" and model.device.type == "cuda")):
-        return with_fused_layers(model, family.fuse, backend)
+        try:
+            return family.fuse(model)
+        except UserError as why:
+            if backend == "fused":
+                raise
+            sys.stderr.write(f"layers: {why}. Using the reference layers: the same tokens, but more launches a step.\n")
+            return model
     if backend == "reference" or (backend == "auto" and model.device.type != "cpu"):
         return model
     return family.speed_up(model, backend)
-
-
-def with_fused_layers(model: Any, fuse: Callable[[Any], Any], backend: str) -> Any:
-    """Return the model with lesson 10's layers. If they do not work here, "auto" keeps the model and says so."""
-    try:
-        return fuse(model)
-    except UserError as why:
-        if backend == "fused":
-            raise
-        sys.stderr.write(f"layers: {why}. Using the reference layers: the same tokens, but more launches per step.\n")
-        return model
 
 
 def identity_of(model: Any, config: EngineConfig, dtype: torch.dtype | None = None) -> Any:

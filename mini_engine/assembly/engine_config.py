@@ -30,6 +30,12 @@ LEAST = {
     "max_track_slots": 0,
     "checkpoint_interval": 1,
 }
+NEEDS = {
+    "kv_disk_bytes": "kv_cache_dir",
+    "kv_cache_key_file": "kv_cache_dir",
+    "handover_bytes": "prefill_workers",
+    "handover_min_tokens": "prefill_workers",
+}
 SWITCHES = ("enable_prefix_caching", "kv_always")
 
 
@@ -115,8 +121,7 @@ class EngineConfig:
         if self.scheduler_config is not None and not isinstance(self.scheduler_config, SchedulerConfig):
             wrong = shown(self.scheduler_config)
             raise UserError(f"scheduler_config is {wrong}; give a SchedulerConfig", param="scheduler_config")
-        self._check_tiers()
-        self._check_handover()
+        self._check_together()
         if self.speculate is not None:
             from mini_engine.speculation.options import Speculation
 
@@ -130,29 +135,22 @@ class EngineConfig:
             value = int(value)  # 2e9, for example
         object.__setattr__(self, name, checked_whole(name, value, least))  # the only way to set a frozen field
 
-    def _check_tiers(self) -> None:
+    def _check_together(self) -> None:
         for name, what in (("kv_cache_dir", "directory"), ("kv_cache_key_file", "file")):
             path = getattr(self, name)
             if path is not None and (path == "" or not isinstance(path, str | os.PathLike)):
                 raise UserError(f"{name} is {shown(path)}; name a {what}", param=name)
-        for name in ("kv_disk_bytes", "kv_cache_key_file"):
+        for name, needed in NEEDS.items():
             value = getattr(self, name)
-            if value is not None and self.kv_cache_dir is None:
-                raise UserError(
-                    f"{name} is {shown(str(value))}, but there is no kv_cache_dir; name a directory", param=name
-                )
+            if value is not None and not getattr(self, needed):
+                why = f"{name} is {shown(str(value))}, but {needed} is {getattr(self, needed)}"
+                raise UserError(f"{why}; give both or neither", param=name)
         if self.has_tiers and not self.enable_prefix_caching:
             raise UserError(
                 "tiers keep the prefixes of lesson 8's tree, and prefix caching is off; turn it on, or leave out "
                 "kv_cache_dir, kv_host_bytes and kv_disk_bytes",
                 param="enable_prefix_caching",
             )
-
-    def _check_handover(self) -> None:
-        for name in ("handover_bytes", "handover_min_tokens"):
-            value = getattr(self, name)
-            if value is not None and not self.prefill_workers:
-                raise UserError(f"{name} is {value}, but prefill_workers is 0; ask for at least one", param=name)
 
     @property
     def max_num_seqs(self) -> int:

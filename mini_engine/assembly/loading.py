@@ -40,12 +40,6 @@ def reader_of(directory: Path) -> Family:
     return family_of(read_json(path), path)
 
 
-def check_kind(path_or_hub_id: str | Path) -> None:
-    """Raise UserError unless a checkpoint's config.json describes a model that runs here. No tensor is read."""
-    directory = resolve_checkpoint(path_or_hub_id)
-    reader_of(directory).shape(directory)
-
-
 def as_device(device: str | torch.device) -> torch.device:
     """Return the device with this name; UserError if torch has no such device."""
     try:

@@ -102,9 +102,14 @@ def read_shape(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
             f"{path} describes a model of type {shown(raw.get('model_type'))}, and lesson 0's model is of type "
             "'qwen3'; LLM and mini-engine run every family that the course has"
         )
+    return check_shape(CONFIG, raw, path)
+
+
+def check_shape(schema: SchemaValidator, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the settings of config.json; UserError if malformed, quantized, or if heads cannot share keys evenly."""
     if raw.get("quantization_config") is not None:
         raise UserError(f"{path} has a quantization_config; this engine runs only weights that are not quantized")
-    config = check(CONFIG, raw, path)
+    config = check(schema, raw, path)
     if config["num_attention_heads"] % config["num_key_value_heads"]:
         raise UserError(
             f"{path} has {config['num_attention_heads']} query heads on {config['num_key_value_heads']} key/value "

@@ -157,13 +157,13 @@ def load_llm(args: argparse.Namespace, scheduler_config: SchedulerConfig | None 
 
 def tokenizer_of(model: str | None):
     """Return the tokenizer of `--model`. UserError if the model's kind does not run here."""
-    from mini_engine.assembly.loading import check_kind
+    from mini_engine.assembly.loading import reader_of
     from mini_engine.checkpoint.directory import resolve_checkpoint
     from mini_engine.pocket import POCKET_DIR
     from mini_engine.text.tokenizer import Tokenizer
 
     directory = resolve_checkpoint(POCKET_DIR if model is None else model)
-    check_kind(directory)
+    reader_of(directory).shape(directory)  # its errors come first
     return Tokenizer(directory)
 
 

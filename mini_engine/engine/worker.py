@@ -303,11 +303,8 @@ class EngineWorker:
         for answer in touched:
             self._deliver(answer, now)
         pace = SECONDS_PER_READER * len(touched)
-        self._tell(wake_readers, [box for box in self._mailboxes(touched) if box.is_due(now, pace)], now)
-
-    def _mailboxes(self, touched: Iterable[OpenAnswer]) -> set[Mailbox]:
-        """Return the mailboxes that may hold deltas, from this step or an earlier one."""
-        return {answer.mailbox for answer in (*touched, *self.answers.values())}
+        boxes = {answer.mailbox for answer in (*touched, *self.answers.values())}  # deltas of earlier steps may wait
+        self._tell(wake_readers, [box for box in boxes if box.is_due(now, pace)], now)
 
     def _deliver(self, answer: OpenAnswer, now: float) -> None:
         """Put the answer's next delta into its mailbox. If that fails, only this answer ends."""
@@ -340,15 +337,13 @@ class EngineWorker:
             self.engine.conclude(answer.request, ending)  # after a stop string the engine would go on
         except Exception as error:
             log.exception("request %s could not be ended; the engine cannot go on", answer.request.id)
-            self._break(f"a request could not be ended ({type(error).__name__}: {error}); start the engine again")
+            why = f"a request could not be ended ({type(error).__name__}: {error}); start the engine again"
+            with self._changed:
+                self._broken, self._stopping = self._broken or why, True
         del self.answers[answer.request.id]
         self._forget(1)
         self._tell(self.observer.ended, answer.request)
         self._tell(self.observer.timed, answer.times(time.perf_counter()))
-
-    def _break(self, why: str) -> None:
-        with self._changed:
-            self._broken, self._stopping = self._broken or why, True
 
     def _tell(self, note: Callable[..., None], *what: Any) -> None:
         """Call an observer or a mailbox. If it fails, log that and go on: other readers must not wait because of it."""

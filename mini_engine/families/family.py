@@ -37,7 +37,7 @@ class Family(NamedTuple):
         self, path_or_hub_id: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
     ) -> CausalLM:
         """Load a checkpoint of this family, ready for inference. Arguments and errors as for `load_model`."""
-        check_place(dtype, device)
+        check_dtype_and_device(dtype, device)
         return self.stored(resolve_checkpoint(path_or_hub_id)).load(dtype, device)
 
     def stored(self, directory: Path) -> Stored:
@@ -45,7 +45,7 @@ class Family(NamedTuple):
         return Stored(self.build, self.shape(directory), directory, self.renamed, self.ignored)
 
 
-def check_place(dtype: torch.dtype, device: str | torch.device) -> None:
+def check_dtype_and_device(dtype: torch.dtype, device: str | torch.device) -> None:
     """Raise UserError unless weights of this dtype can lie on this device."""
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise UserError(f"dtype is {shown(dtype)}; give torch.float32, torch.bfloat16 or torch.float16", param="dtype")

@@ -11,7 +11,17 @@ from pydantic_core import core_schema as s
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
 from mini_engine.checkpoint.config import Qwen3Config, fields_of
-from mini_engine.checkpoint.config_schema import ANGLE_BASE, FLAG, LENGTHS, OBJECT, POSITIVE, SHAPE, check, validator
+from mini_engine.checkpoint.config_schema import (
+    ANGLE_BASE,
+    FLAG,
+    LENGTHS,
+    OBJECT,
+    POSITIVE,
+    SHAPE,
+    check,
+    check_shape,
+    validator,
+)
 from mini_engine.checkpoint.generation import end_tokens, sampling_defaults
 from mini_engine.checkpoint.json_files import read_json
 from mini_engine.model.kinds import FULL, SLIDING, Full, Kind, State, Window
@@ -101,14 +111,10 @@ class Lfm3Config(Qwen3Config):
         """The rows of a convolution's inputs in that matrix, which come last."""
         return self.conv_channels
 
-    @property
-    def num_attention_layers(self) -> int:
-        """The number of layers with K and V, of all tokens or of a window's."""
-        return sum(name in ATTENTION for name in self.layer_types)
-
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of one token's K and V in the attention layers, as long as windows keep it."""
-        return 2 * self.num_key_value_heads * self.head_dim * self.num_attention_layers * dtype.itemsize
+        num_layers = sum(name in ATTENTION for name in self.layer_types)
+        return 2 * self.num_key_value_heads * self.head_dim * num_layers * dtype.itemsize
 
     @classmethod
     def from_dir(cls, directory: Path) -> "Lfm3Config":
@@ -133,23 +139,15 @@ def read_lfm3(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """
     if raw.get("model_type") != "lfm3":
         raise UserError(f"{path} describes a model of type {shown(raw.get('model_type'))}, not of type 'lfm3'")
-    if raw.get("quantization_config") is not None:
-        raise UserError(f"{path} has a quantization_config; this engine runs only weights that are not quantized")
-    config = check(CONFIG, raw, path)
+    config = check_shape(CONFIG, raw, path)
     if "norm_eps" in config:
         config["rms_norm_eps"] = config["norm_eps"]
-    layers, heads, kv_heads = (
-        config[name] for name in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    )
+    layers = config["num_hidden_layers"]
     types = tuple(config.get("layer_types") or map(default_type, range(layers)))
     if len(types) != layers:
         raise UserError(f"{path} has {len(types)} layer_types for {layers} layers; give each layer one")
     if not set(types) & set(ATTENTION):
         raise UserError(f"{path} has no attention layer; this engine runs models that have at least one")
-    if heads % kv_heads:
-        raise UserError(
-            f"{path} has {heads} query heads on {kv_heads} key/value heads; the first must be a multiple of the second"
-        )
     if SLIDING in types and "sliding_window" in raw and raw["sliding_window"] is None:
         raise UserError(f"{path} has layers of type {SLIDING}, but no window; set sliding_window")
     ropes = tuple(read_rope(config.get("rope_parameters"), name, name in types, path) for name in ATTENTION)

@@ -102,7 +102,6 @@ def test_each_layer_has_a_kind():
     config = Lfm3Config.from_dir(checkpoint(PUBLISHED))
     state = State((((48, 6), None),))
     assert config.layers == (state, state, Full(), state, Window(7), state)
-    assert config.num_attention_layers == 2
     assert config.kv_bytes_per_token(torch.float32) == 2 * 2 * 2 * 16 * 4
 
 
