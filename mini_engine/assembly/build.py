@@ -47,7 +47,7 @@ def open_engine(
     device: str | torch.device = "auto",
     capture: Any = None,
 ) -> Engine:
-    """Return an engine for a checkpoint, in one process or over several. Its runner's `close` ends the others.
+    """Return an engine for a checkpoint, in one process or over several (lesson 18). Its runner's `close` ends these.
 
     Args:
         dtype, device: as for `load`. capture: as for `build_engine`.
@@ -56,9 +56,18 @@ def open_engine(
         UserError: the checkpoint or an option cannot work here; one sentence says why.
     """
     with prefill_workers(path_or_hub_id, config, dtype, device) as workers:
-        if config.tensor_parallel_size > 1:
-            return parallel(path_or_hub_id, config, dtype, device, capture, workers)
-        return build_engine(load(path_or_hub_id, dtype, device), config, capture=capture, workers=workers)
+        if config.tensor_parallel_size == 1:
+            return build_engine(load(path_or_hub_id, dtype, device), config, capture=capture, workers=workers)
+        from mini_engine.distributed.tensor_parallel.limits import check_shareable, device_of_ranks
+
+        check_shareable(config)
+        device = device_of_ranks(device, config.tensor_parallel_size)
+        ranks, identity = start_ranks(path_or_hub_id, config, as_dtype(dtype, device), device=device)
+        try:  # this process is rank 0
+            return over_ranks(ranks, replace(config, cuda_graphs=False), identity, capture, workers)
+        except BaseException:
+            ranks.close()
+            raise
 
 
 @contextmanager
@@ -140,28 +149,6 @@ def assemble(
     manager = KvCacheManager(storage.kv.num_blocks, config.block_size, storage.copy, coordinator)
     scheduler = Scheduler(manager, config.scheduler_config)
     return Engine(model.config, scheduler, runner, decoding_of(config, manager))
-
-
-def parallel(
-    path_or_hub_id: str | Path,
-    config: EngineConfig,
-    dtype: str | torch.dtype,
-    device: str | torch.device,
-    capture: Any = None,
-    workers: Any = None,
-) -> Engine:
-    """Start other ranks and return the engine of this one, rank 0 (lesson 18). What ranks cannot share is refused."""
-    from mini_engine.distributed.tensor_parallel.limits import check_shareable, device_of_ranks
-
-    check_shareable(config)
-    device = device_of_ranks(device, config.tensor_parallel_size)
-    config = replace(config, cuda_graphs=False)
-    ranks, identity = start_ranks(path_or_hub_id, config, as_dtype(dtype, device), device=device)
-    try:
-        return over_ranks(ranks, config, identity, capture, workers)
-    except BaseException:
-        ranks.close()
-        raise
 
 
 def start_ranks(

@@ -63,7 +63,7 @@ class LLM:
         model: a checkpoint directory, a hub id such as "Qwen/Qwen3-0.6B", "pocket-hybrid" (lesson 11),
             "pocket-windows" (lesson 15) or "pocket-latent" (lesson 16), or a loaded model; None is the pocket model.
         tokenizer: for a loaded model. A checkpoint has its own; without one, it takes and gives only token ids.
-        dtype, device: as in `build.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
+        dtype, device: as in `loading.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
             tensor_parallel_size above 1 (lesson 18) and prefill_workers (lesson 19) start processes, which end with the
             LLM; a script that asks for them belongs under `if __name__ == "__main__":`.
         config: the engine's options; or give the fields of `EngineConfig` by name.
