@@ -228,7 +228,7 @@ class LLM:
         Used of that file: temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens. The method's name
         is vLLM's.
         """
-        return SamplingParams(**self.engine.config.sampling.given)
+        return SamplingParams(**self.engine.config.sampling)
 
     def default_params(self, num_prompt_tokens: int) -> SamplingParams:
         """Return the same for a prompt of this length, with max_tokens limited to what fits after it."""

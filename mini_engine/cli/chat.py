@@ -25,7 +25,7 @@ class Session:
     """One conversation and its /commands."""
 
     def __init__(self, llm, args: argparse.Namespace) -> None:
-        self.llm, self.params = llm, sampling_params(args, llm.engine.config.sampling.given)
+        self.llm, self.params = llm, sampling_params(args, llm.engine.config.sampling)
         self.variables = args.chat_template_kwargs
         self.system = [{"role": "system", "content": args.system}] if args.system else []
         self.messages: list[dict[str, str]] = list(self.system)

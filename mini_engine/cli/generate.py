@@ -28,7 +28,7 @@ def answer(llm, prompt: str, args: argparse.Namespace) -> int:
     """Print the answer as it is generated. Returns the exit code."""
     from mini_engine.engine.answer import TextDelta
 
-    params = sampling_params(args, llm.engine.config.sampling.given)
+    params = sampling_params(args, llm.engine.config.sampling)
     started, pieces, token_ids, last = time.perf_counter(), [], [], TextDelta("", [])
     asked = [{"role": "user", "content": prompt}] if args.chat else prompt
     stream = llm.stream(asked, params, chat_template_kwargs=args.chat_template_kwargs)

@@ -15,7 +15,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, closing
 from functools import partial
@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import torch
 
 from mini_engine.base.errors import EngineDead
-from mini_engine.checkpoint.generation import NO_DEFAULTS, SamplingDefaults
 from mini_engine.engine.answer import AnswerReader, TextDelta
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.jobs import Answers, Job
@@ -65,7 +64,7 @@ class ModelLimits(NamedTuple):
     max_tokens: int
     num_blocks: int
     block_size: int
-    sampling: SamplingDefaults = NO_DEFAULTS
+    sampling: Mapping[str, Any]
 
 
 class Observer:
