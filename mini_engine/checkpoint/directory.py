@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mini_engine.base.errors import UserError, first_line
 from mini_engine.base.values import shown
-from mini_engine.checkpoint.shipped import FOLDERS, shipped_checkpoint
+from mini_engine.checkpoint.shipped import SHIPPED, shipped_checkpoint
 
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.json"]
 
@@ -16,7 +16,7 @@ def resolve_checkpoint(path_or_hub_id: str | Path) -> Path:
         raise UserError(f"the model is {shown(path_or_hub_id)}; give a checkpoint directory or a hub id", param="model")
     path, name = Path(path_or_hub_id), _shortened(str(path_or_hub_id))
     try:
-        if name in FOLDERS and not path.exists():
+        if name in SHIPPED and not path.exists():
             return shipped_checkpoint(name)
         if path.is_dir():
             return path

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LOCAL = ("localhost", "127.0.0.1", "::1")
 log = logging.getLogger(__name__)
 
-LIMITS = {  # whole numbers: the default, and what --help says
+LIMITS = {  # how much clients can queue, send and hold open: the default, and what --help says
     "max_waiting": (256, "answers; more get 429"),
     "max_body_bytes": (2**20, "of one request"),
     "header_seconds": (10, "time for a request's headers to arrive"),
@@ -65,8 +65,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vllm-metrics", action="store_true", help="add vLLM's metric names to /metrics, for dashboards made for it"
     )
-    add_key_option(parser)
-    add_limits(parser)
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="repeatable; clients with different keys share no prefixes (default: $MINI_ENGINE_API_KEY, as KEY,KEY,…)",
+    )
+    for name, (default, text) in LIMITS.items():
+        flag, text = f"--{name.replace('_', '-')}", f"{text} (default: {'never' if default is None else default})"
+        parser.add_argument(flag, type=whole_number(1), default=default, metavar="N", help=text)
     parser.add_argument(
         "--allow-origin",
         action="append",
@@ -84,23 +91,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_template_option(parser)
     add_scheduler_options(parser)
     add_replica_options(parser)
-
-
-def add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add the options that limit how much clients can queue, send and hold open."""
-    for name, (default, text) in LIMITS.items():
-        flag, text = f"--{name.replace('_', '-')}", f"{text} (default: {'never' if default is None else default})"
-        parser.add_argument(flag, type=whole_number(1), default=default, metavar="N", help=text)
-
-
-def add_key_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the keys that clients must send; `api_keys` reads it."""
-    parser.add_argument(
-        "--api-key",
-        action="append",
-        metavar="KEY",
-        help="repeatable; clients with different keys share no prefixes (default: $MINI_ENGINE_API_KEY, as KEY,KEY,…)",
-    )
 
 
 def add_replica_options(parser: argparse.ArgumentParser) -> None:
