@@ -13,10 +13,14 @@ from scripts.smoke.several import LeftOut, add_all, answers, lost_blocks, run_se
 from scripts.smoke.steps import steps_of
 
 from mini_engine.assembly.build import build_engine
+from mini_engine.assembly.layout import attending
+from mini_engine.assembly.loading import load
 from mini_engine.base.errors import UserError
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.cache_coordinator import cache_of
+from mini_engine.kv.memories import Memories
+from mini_engine.model.kinds import Window
 from mini_engine.windows.groups import num_window_groups, places_of
 from mini_engine.windows.memory import WindowMemory
 
@@ -47,7 +51,7 @@ def batched(model, prompts, args) -> Outcome:
 
 def chunked(size_of, model, prompts, args) -> Outcome | LeftOut:
     """Run all prompts together, `size_of(W)` tokens of a prompt a step."""
-    size = max(1, size_of(model.config.sliding_window))
+    size = max(1, size_of(window_of(model)))
     if all(len(ids) <= size for ids in prompts):
         return "no prompt is longer"
     engine = make_engine(model, prompts, args, size)
@@ -119,7 +123,7 @@ PATHS = {
 def make_engine(model, prompts, args, chunk=512, backend="reference", **options) -> Engine:
     """Return an engine whose pool holds all prompts and answers in all groups."""
     limits = SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=512, chunked_prefill_size=chunk)
-    num_groups = 1 + num_window_groups(places_of(model.config.layers))
+    num_groups = 1 + num_window_groups(places_of(attending(model.config.layers)))
     return build_engine(
         model,
         backend=backend,
@@ -127,15 +131,30 @@ def make_engine(model, prompts, args, chunk=512, backend="reference", **options)
         block_size=args.block_size,
         kernel=args.kernel,
         scheduler_config=limits,
+        checkpoint_interval=args.block_size,  # of states, if the model has any
+        max_track_slots=64,
         **options,
     )
 
 
 def memory_of(engine: Engine) -> WindowMemory:
-    """Return the memory of a model with windows."""
+    """Return the memory of windows, perhaps one of several."""
     memory = cache_of(engine.scheduler.manager).memory
-    assert isinstance(memory, WindowMemory)
-    return memory
+    memories = memory.memories if isinstance(memory, Memories) else [memory]
+    return next(one for one in memories if isinstance(one, WindowMemory))
+
+
+def window_of(model) -> int:
+    """Return W; 0 if no layer has a window."""
+    return max((kind.size for kind in model.config.layers if isinstance(kind, Window)), default=0)
+
+
+def load_windowed(path, dtype, device):
+    """Load a checkpoint with windows, of any family. UserError: no layer has one."""
+    model = load(path, dtype, device)
+    if not window_of(model):
+        raise UserError(f"no layer of {path} has a window; use pocket-windows, or another script")
+    return model
 
 
 def outcome(engine: Engine, outputs) -> Outcome:
@@ -145,11 +164,8 @@ def outcome(engine: Engine, outputs) -> Outcome:
 
 
 def arguments():
-    from mini_engine.families.qwen3 import FAMILY
-    from mini_engine.windows.window_config import WindowConfig
-
     parser = make_parser(first_line(__doc__), block_size=8, kernel=True)
-    parser.set_defaults(load_model=FAMILY._replace(shape=WindowConfig.from_dir).load, default_model="pocket-windows")
+    parser.set_defaults(load_model=load_windowed, default_model="pocket-windows")
     return parser
 
 

@@ -1,172 +1,37 @@
-"""Lesson 7. The routes: a client's request becomes jobs for the engine, and its answers a response."""
+"""Lesson 7. The app: its routes, the drain, and the defence around them."""
 
 import asyncio
-import hashlib
-import itertools
-import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
-from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
-from mini_engine.base.errors import TooLong
-from mini_engine.engine.grammar import ANYTHING, Grammar
-from mini_engine.engine.jobs import Answers, Job
-from mini_engine.engine.turns import in_turn
-from mini_engine.engine.worker import EngineWorker, ModelLimits
-from mini_engine.server.answer_models import Chat, Completion, ResponseAnswer
-from mini_engine.server.bodies import BodyReader
-from mini_engine.server.description import describe, gives, takes
-from mini_engine.server.disconnect import ClientGone, unless_gone
-from mini_engine.server.errors import ApiError, install_handlers
-from mini_engine.server.facts import add_facts
-from mini_engine.server.grammars import GrammarCompiler
+from mini_engine.engine.worker import EngineWorker
+from mini_engine.server.answer_models import Chat, Completion, Health, ModelCard, ModelList, ResponseAnswer
+from mini_engine.server.chat_protocol import ChatRequest
+from mini_engine.server.description import describe, gives, refusals, takes
+from mini_engine.server.errors import install_handlers
+from mini_engine.server.hardening.bodies import BodyReader
+from mini_engine.server.hardening.wrapping import harden
 from mini_engine.server.metrics import Metrics
-from mini_engine.server.middleware import OURS, TENANT, ApiKey, BodyLimit, CloseUnread, Drain, HostCheck, RequestId
-from mini_engine.server.output_forms import OutputForm
-from mini_engine.server.protocol import ChatRequest, CompletionRequest, Sampling
+from mini_engine.server.middleware import OURS, Drain
+from mini_engine.server.protocol import CompletionRequest
 from mini_engine.server.reply import Reply
 from mini_engine.server.reply_formats import ChatFormat, CompletionFormat
 from mini_engine.server.responses import ResponsesReply, TypedEvents
 from mini_engine.server.responses_protocol import ResponsesRequest
 from mini_engine.server.server_config import ServerConfig
-from mini_engine.server.sse import EventStream
-from mini_engine.server.tokenizing import PromptEncoder
-from mini_engine.server.tool_calls import ToolChatFormat
-from mini_engine.server.traffic import CLIENT_CLOSED, Counted, Traffic
-from mini_engine.text.tokenizer import Tokenizer
+from mini_engine.server.service import Service
+from mini_engine.server.tool_calls import CallReader
 
-TOO_LONG = "context_length_exceeded"  # OpenAI's code: clients that know it shorten the conversation and retry
 CHUNKS = "Each event's `data` is a JSON chunk; the last one is `[DONE]`, or an error."
 TYPED = "Each event's `data` is a JSON object, whose `type` is the event's name."
-
-
-class Backend(Protocol):
-    """The engine behind the routes: lesson 6's EngineWorker, or lesson 13's replicas."""
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    @property
-    def max_waiting(self) -> int: ...
-    @property
-    def limits(self) -> ModelLimits: ...
-    @property
-    def is_alive(self) -> bool: ...
-    @property
-    def fault(self) -> str: ...
-    @property
-    def stuck(self) -> str: ...
-    async def submit(self, jobs: Sequence[Job]) -> Answers: ...
-    def end_all(self, error: str) -> None: ...
-
-
-class Scraped(Protocol):
-    """Metrics, as the routes use them."""
-
-    async def scrape(self) -> bytes: ...
-
-
-Replying = Callable[[Sampling, str, Answers], Reply | ResponsesReply]
-
-
-class Service:
-    """Shared by all routes: the engine's worker, threads for the tokenizer, bodies and grammars, and the limits."""
-
-    def __init__(self, worker: Backend, config: ServerConfig, metrics: Scraped) -> None:
-        self.worker, self.config, self.metrics = worker, config, metrics
-        self.started = int(time.time())
-        self.bodies = BodyReader()
-        self.limits, tokenizer = worker.limits, worker.tokenizer
-        self.prompts = PromptEncoder(tokenizer, self.limits, config.chat_template_kwargs)
-        self.turns = itertools.count()
-        self.grammars = GrammarCompiler(tokenizer, self.limits.vocab_size, self.limits.eos_token_ids)
-
-    async def answer(
-        self, reply: Replying, wanted: Sampling, request: Request, stream: type[EventStream] = EventStream
-    ) -> Response:
-        """Serve a request, whole or streamed.
-
-        Args:
-            reply: creates the reply from `wanted`, the model's name and the answers.
-        """
-        self.check_model(wanted.model)
-        wanted = wanted.advised(self.limits.sampling)
-        wanted = wanted.model_copy(update={"cache_salt": namespace(request.scope.get(TENANT), wanted.cache_salt)})
-        if wanted.stream_options is not None and not wanted.stream:
-            raise ApiError(400, "stream_options is given without stream: true; give both", param="stream_options")
-        if not wanted.stream:
-            try:
-                body = await unless_gone(request.receive, self.whole(reply, wanted))
-                return Response(body, media_type="application/json")
-            except ClientGone:
-                return Response(status_code=CLIENT_CLOSED)
-        answers = await self.submit(wanted)
-        chunks = reply(wanted, self.config.model_name, answers).chunks()
-        return stream(chunks, answers.close, self.config.heartbeat_seconds)
-
-    async def whole(self, reply: Replying, wanted: Sampling) -> str:
-        """Return the body of a response that is not streamed."""
-        return await reply(wanted, self.config.model_name, await self.submit(wanted)).whole()
-
-    async def submit(self, wanted: Sampling) -> Answers:
-        """Submit n jobs for each prompt, all or none."""
-        count = len(wanted.prompts) * wanted.n
-        most = min(self.config.max_answers, self.worker.max_waiting)  # more could never be queued, even on a retry
-        if count > most:
-            raise ApiError(400, f"the request asks for {count} answers; this server allows {most}")
-        grammar = ANYTHING if wanted.form is None else await self.grammar_of(wanted.form)
-        try:
-            return await self.worker.submit(in_turn(await self.jobs(wanted, grammar), next(self.turns)))
-        except TooLong as error:
-            raise ApiError(400, str(error), param=error.param, code=TOO_LONG) from None
-
-    async def jobs(self, wanted: Sampling, grammar: Grammar) -> list[Job]:
-        """Return the jobs of a request: n for each prompt."""
-        prompts = [await self.prompts.encode(prompt) for prompt in wanted.prompts]
-        self.check_prompt_logprobs(wanted, sum(map(len, prompts)))
-        params = wanted.params_of_all([self.limits.max_tokens - len(ids) for ids in prompts], grammar)
-        owners = [ids for ids in prompts for _ in range(wanted.n)]
-        return [Job(ids, each, wanted.cache_salt) for ids, each in zip(owners, params, strict=True)]
-
-    def check_prompt_logprobs(self, wanted: Sampling, num_tokens: int) -> None:
-        """Refuse a request for so many prompt log probabilities that the response would be tens of megabytes."""
-        if (each := wanted.wanted_prompt_logprobs) is None:
-            return
-        count, most = num_tokens * wanted.n * (each + 1), self.config.max_prompt_logprobs
-        if count > most:
-            raise ApiError(
-                400,
-                f"echo with logprobs {each} asks for {count} log probabilities of {num_tokens} prompt tokens (n is "
-                f"{wanted.n}); this server allows {most}, so send fewer prompts or ask for fewer logprobs",
-                param="logprobs",
-            )
-
-    async def grammar_of(self, form: OutputForm) -> Grammar:
-        """Return the grammar for an output form; UserError if it cannot be compiled."""
-        return await self.grammars.compile(form)
-
-    def check_model(self, name: str | None) -> None:
-        """Raise ApiError for the name of a model that is not served here. No name means this one."""
-        ours = self.config.model_name
-        if name not in (None, ours, *self.config.aliases):
-            raise ApiError(
-                404, f"there is no model {name!r} here, only {ours!r}", param="model", code="model_not_found"
-            )
-
-    def model_card(self, name: str) -> dict[str, Any]:
-        """Return the model's entry in /v1/models, under one of its names."""
-        card = {"id": name, "object": "model", "created": self.started, "owned_by": "mini_engine"}
-        return card | {"max_model_len": self.limits.max_model_len}
-
-    async def health(self) -> JSONResponse:
-        """Report whether the engine can answer: status 200 or 503."""
-        trouble = self.worker.stuck if self.worker.is_alive else "the engine has stopped"
-        return JSONResponse({"status": trouble or "ok"}, 503 if trouble else 200)
+FACTS = (400, 401, 403, 405, 408, 413, 503)
+DEAD = {"model": Health, "description": "The engine has stopped or is stuck."}
+NOT_READY = {"model": Health, "description": "The server is draining, or the engine cannot answer."}
 
 
 class ServerApp:
@@ -179,22 +44,23 @@ class ServerApp:
     """
 
     def __init__(self, service: Service) -> None:
-        routes = FastAPI(
+        self.config, self.worker = service.config, service.worker
+        self.routes = FastAPI(
             title="mini_engine",
             summary="A course's LLM server, with OpenAI's routes.",
             redoc_url=None,
             redirect_slashes=False,  # a redirect would name the host that the client's Host header names
         )
-        install_handlers(routes)
-        add_answers(routes, service)
-        add_facts(routes, service)
+        self.drain = Drain(self.routes)
+        self.hardened = harden(self.drain, service.config)
+        self.traffic = self.hardened.traffic
+        install_handlers(self.routes)
+        add_answers(self.routes, service, BodyReader())
+        add_models(self.routes, service)
+        add_health(self.routes, service, self.drain, self.traffic.text)
         keyed = bool(service.config.api_keys)
-        bodies = (CompletionRequest, ChatRequest, ResponsesRequest)
-        describe(routes, bodies, lambda path: keyed and path.startswith(OURS))
-        self.routes, self.config, self.worker = routes, service.config, service.worker
-        self.drain = routes.state.drain = Drain(routes)
-        self.traffic = routes.state.traffic = Traffic()
-        self.outermost = Counted(behind(self.drain, service.config), self.traffic)
+        described = (CompletionRequest, ChatRequest, ResponsesRequest)
+        describe(self.routes, described, lambda path: keyed and path.startswith(OURS))
         self.cut = partial(service.worker.end_all, "the server is shutting down")
 
     def prepare(self) -> None:
@@ -204,7 +70,7 @@ class ServerApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
         try:
-            await self.outermost(scope, receive, send)
+            await self.hardened(scope, receive, send)
         except asyncio.CancelledError:
             if not self.drain.draining:
                 raise  # otherwise uvicorn has cut off the remaining requests, and there is no response to send
@@ -215,46 +81,65 @@ def create_app(worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> 
     return ServerApp(Service(worker, config, metrics))
 
 
-def behind(drain: Drain, config: ServerConfig) -> ASGIApp:
-    """Wrap the drain in the other middleware. A request is in flight once it has arrived in full."""
-    app: ASGIApp = BodyLimit(drain, config.max_body_bytes, config.body_seconds)
-    app = ApiKey(app, config.api_keys)
-    if config.allow_hosts:
-        app = HostCheck(app, config.allow_hosts)
-    if config.allow_origins:
-        app = CORSMiddleware(app, config.allow_origins, allow_methods=["*"], allow_headers=["*"])
-    return RequestId(CloseUnread(app))
-
-
-def namespace(tenant: str | None, salt: str | None) -> str | None:
-    """Return the namespace for prefixes: different for each tenant and each salt; None without either.
-
-    A digest, since every cached block keeps it, and clients choose the length of a salt.
-    """
-    if tenant is None and salt is None:
-        return None
-    return hashlib.sha256(json.dumps([tenant, salt]).encode()).hexdigest()
-
-
-def add_answers(app: FastAPI, service: Service) -> None:
+def add_answers(app: FastAPI, service: Service, bodies: BodyReader) -> None:
     """Register the routes that run the model."""
 
     @app.post("/v1/completions", responses=gives(Completion, CHUNKS), openapi_extra=takes(CompletionRequest))
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
-        wanted = await service.bodies.read(request, CompletionRequest)
-        return await service.answer(partial(Reply, CompletionFormat()), wanted, request)
+        wanted = await bodies.read(request, CompletionRequest)
+        return await service.answer(partial(Reply, CompletionFormat), wanted, request)
 
     @app.post("/v1/chat/completions", responses=gives(Chat, CHUNKS), openapi_extra=takes(ChatRequest))
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
-        wanted = await service.bodies.read(request, ChatRequest)
+        wanted = await bodies.read(request, ChatRequest)
         form = wanted.form
-        shape = ToolChatFormat(form.may_say) if form is not None and form.functions else ChatFormat()
+        shape = partial(CallReader, form.may_say) if form is not None and form.functions else ChatFormat
         return await service.answer(partial(Reply, shape), wanted, request)
 
     @app.post("/v1/responses", responses=gives(ResponseAnswer, TYPED), openapi_extra=takes(ResponsesRequest))
     async def responses(request: Request) -> Response:
         """Answer a conversation in the form of OpenAI's Responses API."""
-        asked = await service.bodies.read(request, ResponsesRequest)
+        asked = await bodies.read(request, ResponsesRequest)
         return await service.answer(partial(ResponsesReply, asked), asked.as_chat, request, TypedEvents)
+
+
+def add_models(app: FastAPI, service: Service) -> None:
+    """Register the routes about the model."""
+
+    @app.get("/v1/models", response_model=ModelList, responses=refusals(*FACTS))
+    async def models() -> dict[str, Any]:
+        """List the one model served here, once under each of its names."""
+        names = (service.config.model_name, *service.config.aliases)
+        return {"object": "list", "data": [service.model_card(name) for name in names]}
+
+    @app.get("/v1/models/{name:path}", response_model=ModelCard, responses=refusals(404, *FACTS))
+    async def model(name: str) -> dict[str, Any]:
+        """Describe a model by its name."""
+        service.check_model(name)
+        return service.model_card(name)
+
+
+def add_health(app: FastAPI, service: Service, drain: Drain, traffic: Callable[[], bytes]) -> None:
+    """Register the routes about the server's state. None requires a key. traffic: returns more metrics."""
+
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health", response_model=Health, responses={503: DEAD})
+    async def health() -> JSONResponse:
+        """Report whether the engine thread is alive and its steps return."""
+        return await service.health()
+
+    @app.head("/ready", include_in_schema=False)
+    @app.get("/ready", response_model=Health, responses={503: NOT_READY})
+    async def ready() -> JSONResponse:
+        """Report whether new requests are taken: like /health, but 503 while the server drains."""
+        if drain.draining:
+            return JSONResponse({"status": "the server is shutting down"}, 503)
+        return await service.health()
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Return metrics in Prometheus' text format."""
+        text = await service.metrics.scrape() + traffic()
+        return Response(text, media_type="text/plain; version=0.0.4")

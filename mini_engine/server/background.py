@@ -1,21 +1,14 @@
 """Lesson 7. uvicorn that drains before it ends and can run in a thread."""
 
-import asyncio
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from types import FrameType
 
-import uvicorn
-
 from mini_engine.server.app import ServerApp
-from mini_engine.server.connections import BACKLOG, QUEUE, AcceptErrors, room_for_connections
-from mini_engine.server.guard import Guard, GuardedProtocol
+from mini_engine.server.hardening.connections import HardenedServer
 from mini_engine.server.listening import listen, url_of
 
 CUT_SECONDS = 1  # for requests still in flight when the grace period is over
@@ -23,7 +16,7 @@ FAREWELL_SECONDS = 1  # from the engine's end to the server's, so that /health c
 ENDING_SECONDS = 5  # of the grace period: to cut off requests and end Python itself
 
 
-class DrainingServer(uvicorn.Server):
+class DrainingServer(HardenedServer):
     """The first SIGTERM or Ctrl-C starts the drain; the server ends when nothing is in flight or time is up.
 
     When the grace period is over, requests in flight end with an error, so that a stream's client can tell this from a
@@ -31,52 +24,28 @@ class DrainingServer(uvicorn.Server):
     """
 
     def __init__(self, app: ServerApp, grace_seconds: float) -> None:
-        limits = replace(app.config, max_connections=room_for_connections(app.config.max_connections))
-        config = uvicorn.Config(
-            app,
-            loop="asyncio",  # uvloop ignores BufferedProtocol and reads without a bound
-            http=partial(GuardedProtocol, guard=Guard(limits, app.traffic)),  # type: ignore[arg-type]
-            ws="none",
-            backlog=BACKLOG,
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=CUT_SECONDS,
-        )
-        super().__init__(config)
+        super().__init__(app, app.config, app.traffic, timeout_graceful_shutdown=CUT_SECONDS)
         self.app, self.drain, self.grace_seconds = app, app.drain, grace_seconds
-        self.deadline = self.ends = float("inf")
+        self.ending_seconds = min(ENDING_SECONDS, grace_seconds / 2)
+        self.deadline = float("inf")  # for requests in flight
         self.stays_until = 0.0
         self.cut = False
 
     @property
-    def patience(self) -> float:
-        """Seconds for requests in flight: the grace period, less the time to end."""
-        return self.grace_seconds - min(ENDING_SECONDS, self.grace_seconds / 2)
-
-    @property
     def seconds_left(self) -> float:
         """Seconds until the grace period is over; the whole period before the drain."""
-        return min(self.grace_seconds, max(0.0, self.ends - time.monotonic()))
+        return min(self.grace_seconds, max(0.0, self.deadline + self.ending_seconds - time.monotonic()))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal, for uvicorn. A second one ends the grace period."""
         if self.drain.draining:
-            self.deadline = time.monotonic()
-            self.ends = min(self.ends, self.deadline + ENDING_SECONDS)
+            self.deadline = min(self.deadline, time.monotonic())
         self.begin_drain()
 
     def begin_drain(self) -> None:
         """Refuse new requests, and stop once those in flight have finished."""
         self.drain.begin()
-        self.deadline = min(self.deadline, time.monotonic() + self.patience)
-        self.ends = min(self.ends, time.monotonic() + self.grace_seconds)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening."""
-        asyncio.get_running_loop().set_exception_handler(AcceptErrors())
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(QUEUE)  # asyncio has set it to BACKLOG
+        self.deadline = min(self.deadline, time.monotonic() + self.grace_seconds - self.ending_seconds)
 
     async def on_tick(self, counter: int) -> bool:
         """Return True to stop; uvicorn calls this ten times a second."""

@@ -1,22 +1,25 @@
-"""Lesson 7. The parts of a chat request: messages, tools, and the output form."""
+"""Lesson 7. The body of a chat request: messages, tools, and the parameters that only chats have."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mini_engine.base.errors import UserError
-from mini_engine.server.bodies import MAX_VALUES, num_values
-from mini_engine.server.fields import Body, Flag, Shown, Text, in_one_sentence
-from mini_engine.server.output_forms import OutputForm
+from mini_engine.engine.sampling_params import MAX_LOGPROBS
+from mini_engine.grammars.output_forms import OutputForm
+from mini_engine.server.fields import Body, Flag, Name, Nothing, Only, Shown, Text, Whole, in_one_sentence, too_many
+from mini_engine.server.json_text import MAX_VALUES, JsonObject, num_values
+from mini_engine.server.protocol import Conversation, Prompt, Sampling
 from mini_engine.text.prompts import SILENT
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 256
 MAX_TOOLS = 128
 MAX_PIECES = 4096  # parts and calls of all messages together
-JsonObject = dict[str, Any]
-Name = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 NAMED = 'give "none", "auto", "required", or {"type": "function", "function": {"name": …}}'
 
 
@@ -26,9 +29,7 @@ def few_pieces(messages: Any) -> Any:
     turns = [turn for turn in messages if isinstance(turn, dict)] if isinstance(messages, list) else []
     lists = [value for turn in turns for value in (turn.get("content"), turn.get("tool_calls"))]
     if (count := sum(len(value) for value in lists if isinstance(value, list))) > MAX_PIECES:
-        raise PydanticCustomError(
-            "too_long", "{count} parts and calls together, more than {most}", {"count": count, "most": MAX_PIECES}
-        )
+        raise too_many(count, "parts and calls together", MAX_PIECES)
     return messages
 
 
@@ -37,7 +38,7 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: Text
-    cache_control: JsonObject = Field(default_factory=dict)
+    cache_control: JsonObject = Field({})
 
 
 class FunctionCall(Body):
@@ -63,8 +64,7 @@ class Message(Shown):
     """One turn of a conversation.
 
     The checkpoint's template sees all of it, including keys that are not named here. A reasoning model's thoughts
-    before
-    its answer are in `reasoning_content` or `reasoning`. Accepted and ignored: cache_control.
+    before its answer are in `reasoning_content` or `reasoning`. Accepted and ignored: cache_control.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -74,14 +74,14 @@ class Message(Shown):
         Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)],
         in_one_sentence('give a text, or a list of {"type": "text", "text": …}'),
     ] = ""
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field([])
     tool_call_id: Text | None = None
     name: Text | None = None
     refusal: Text | None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    annotations: Nothing = Field([])
     reasoning_content: Text | None = None
     reasoning: Text | None = None
-    cache_control: JsonObject = Field(default_factory=dict)
+    cache_control: JsonObject = Field({})
 
     @model_validator(mode="after")
     def check_content(self) -> "Message":
@@ -97,10 +97,8 @@ class Message(Shown):
 def few_values(messages: list[Message]) -> list[Message]:
     """Refuse calls whose arguments, as JSON strings, hold more values together than a body may: they will be parsed."""
     given = [call.function.arguments for message in messages for call in message.tool_calls]
-    if sum(num_values(each.encode()) for each in given if isinstance(each, str)) > MAX_VALUES:
-        raise PydanticCustomError(
-            "too_long", "the calls' arguments have more than {most} values together", {"most": MAX_VALUES}
-        )
+    if (count := sum(num_values(each.encode()) for each in given if isinstance(each, str))) > MAX_VALUES:
+        raise too_many(count, "values in the calls' arguments together", MAX_VALUES)
     return messages
 
 
@@ -118,7 +116,7 @@ class Tool(Shown):
 
     type: Literal["function"]
     function: Function
-    cache_control: JsonObject = Field(default_factory=dict)
+    cache_control: JsonObject = Field({})
 
     @property
     def for_template(self) -> JsonObject:
@@ -142,35 +140,64 @@ class NamedTool(Body):
 ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool, in_one_sentence(NAMED)]
 
 
-class JsonSchema(Body):
-    """A schema with a name. It is always enforced, with or without `strict`."""
+class ChatRequest(Sampling):
+    """POST /v1/chat/completions: a conversation to answer.
 
-    name: Name = "answer"
-    description: Text = ""
-    content: JsonObject = Field({"type": "object"}, alias="schema")
-    strict: Flag = False
-
-
-class ResponseFormat(Body):
-    """The form of the answer: any text, a JSON object, or JSON that fits a schema.
-
-    schema: with the type json_object, as in llama.cpp and older clients.
+    chat_template_kwargs: more variables for the template, such as enable_thinking; the name is vLLM's.
+    Accepted only with a value that changes nothing: modalities, and vLLM's echo.
     """
 
-    param: ClassVar[str] = "response_format"
+    messages: Annotated[
+        list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), few_values, few_pieces
+    ]
+    max_completion_tokens: Whole | None = None
+    logprobs: Flag = False
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field([])
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: Flag = True
+    modalities: Annotated[list[Text], Field(fail_fast=True), Only(["text"])] = Field(["text"])
+    echo: Annotated[Flag, Only(False)] = False
+    chat_template_kwargs: JsonObject = Field({})
 
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-    object_schema: JsonObject = Field({"type": "object"}, alias="schema")
+    @cached_property
+    def prompts(self) -> Sequence[Prompt]:
+        """The one conversation. Tools that must not be called are not described."""
+        tools = [] if self.tool_choice == "none" else [tool.for_template for tool in self.tools]
+        messages = [message.for_template for message in self.messages]
+        return [Conversation(messages, tools, self.chat_template_kwargs)]
 
     @property
-    def forms(self) -> list[OutputForm]:
-        """Return the required output form, or an empty list for any text."""
-        match self.type:
-            case "text":
-                return []
-            case "json_object":
-                return [OutputForm(self.object_schema, param=self.param)]
-        if self.json_schema is None:
-            raise UserError("response_format of type json_schema needs json_schema: {name, schema}", param=self.param)
-        return [OutputForm(self.json_schema.content, param=self.param)]
+    def form(self) -> OutputForm | None:
+        """Return the output form that response_format or similar parameters, tools and tool_choice ask for."""
+        said = super().form
+        functions = {tool.function.name: tool.function.parameters for tool in self.tools}
+        if len(functions) < len(self.tools):
+            raise UserError("two tools have the same name; give each its own", param="tools")
+        choice = "none" if self.tool_choice in ("auto", None) and not functions else self.tool_choice or "auto"
+        if not isinstance(choice, str):
+            if choice.function.name not in functions:
+                raise UserError(
+                    f"tool_choice names {choice.function.name!r}, which is not in tools", param="tool_choice"
+                )
+            functions = {choice.function.name: functions[choice.function.name]}
+        if choice != "none" and not functions:
+            raise UserError("tool_choice is given without tools; give both", param="tool_choice")
+        if choice == "none":
+            return said
+        several = self.parallel_tool_calls and isinstance(choice, str)
+        return replace(said or OutputForm(), functions=functions, may_say=choice == "auto", several=several)
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """`top_logprobs`, if `logprobs` is true."""
+        if self.top_logprobs and not self.logprobs:
+            raise UserError("top_logprobs is given without logprobs: true; give both", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def wanted_tokens(self, room: int) -> int:
+        """Return `max_completion_tokens`, or `max_tokens`, its older name, or the suggested number, or `room`."""
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise UserError("max_tokens and max_completion_tokens mean the same; give one of them", param="max_tokens")
+        given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return max(1, min(room, self._longest or room)) if given is None else given

@@ -1,15 +1,13 @@
 """Lesson 7. /openapi.json: the routes' requests and responses. They read and write by hand, so FastAPI cannot know."""
 
 from collections.abc import Callable
-from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from mini_engine.server.answer_models import Error
-
-JsonObject = dict[str, Any]
+from mini_engine.server.json_text import JsonObject
 
 REFUSALS = {
     400: "The request is invalid; the message says why, `param` says where.",
@@ -77,15 +75,10 @@ def describe(app: FastAPI, bodies: tuple[type[BaseModel], ...], behind_key: Call
             components["schemas"].pop(name, None)
         for path, routes in description["paths"].items():
             for route in routes.values():
-                finish(route, [{"ApiKey": []}] if behind_key(path) else [])
+                route["security"] = [{"ApiKey": []}] if behind_key(path) else []
+                route["responses"].pop("422", None)
+                for response in route["responses"].values():
+                    response.setdefault("headers", {})["x-request-id"] = REQUEST_ID
         return description
 
     app.openapi = openapi
-
-
-def finish(route: JsonObject, security: list[JsonObject]) -> None:
-    """Add to a route's description the parts that all routes share."""
-    route["security"] = security
-    route["responses"].pop("422", None)
-    for response in route["responses"].values():
-        response.setdefault("headers", {})["x-request-id"] = REQUEST_ID

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-TURNS = 3  # of the event loop
+CLIENT_CLOSED = 499  # nginx's status for a client that has gone
 
 Result = TypeVar("Result")
 
@@ -19,20 +19,6 @@ async def gone(receive: Receive) -> None:
     """Wait until the client disconnects. The request's body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def has_gone(receive: Receive) -> bool:
-    """Return True if the client, whose request has just arrived in full, has already hung up.
-
-    A burst of clients that send a request and hang up should not cost any tokenizing. The event loop notices an end
-    that arrived with the request in its next turn, and tells the app in the one after that.
-    """
-    message = asyncio.ensure_future(receive())
-    for _ in range(TURNS):
-        await asyncio.sleep(0)
-    message.cancel()
-    await asyncio.gather(message, return_exceptions=True)
-    return not message.cancelled() and message.result()["type"] == "http.disconnect"
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

@@ -6,7 +6,6 @@ reports every wrong value, so its length is checked first.
 """
 
 import functools
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import (
@@ -26,8 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, core_schema
 
 from mini_engine.engine.sampling_params import MAX_BIAS, NUMBERS
-
-JsonObject = dict[str, Any]
+from mini_engine.server.json_text import JsonObject
 
 MAX_STOPS = 16
 MAX_IDS = 1024  # stop ids and biases, which are checked one by one
@@ -66,6 +64,8 @@ Whole = Annotated[int, Strict()]
 Number = Annotated[float, Strict()]
 Flag = Annotated[bool, Strict()]
 Text = Annotated[str, Strict(), AfterValidator(of_whole_characters)]
+Name = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+Nothing = Annotated[list[Any], Field(max_length=0)]
 Ids = Annotated[list[Whole], Field(fail_fast=True)]
 StopIds = Annotated[list[Whole], Field(fail_fast=True, max_length=MAX_IDS)]
 Stop = Annotated[
@@ -84,14 +84,18 @@ def between(name: str) -> Any:
     return shown(minimum=NUMBERS[name].least, maximum=NUMBERS[name].most)
 
 
+def too_many(count: int, things: str, most: int) -> PydanticCustomError:
+    """Return the error for more than `most` things."""
+    context = {"count": count, "things": things, "most": most}
+    return PydanticCustomError("too_long", "{count} {things}, more than {most}", context)
+
+
 def at_most(most: int) -> Any:
     """Refuse a dict of more entries before any of them is validated."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > most:
-            raise PydanticCustomError(
-                "too_long", "{count} entries, more than {most}", {"count": len(value), "most": most}
-            )
+            raise too_many(len(value), "entries", most)
         return value
 
     return BeforeValidator(check)
@@ -101,15 +105,15 @@ Bias = Annotated[Number, shown(minimum=-MAX_BIAS, maximum=MAX_BIAS)]
 TOKEN_ID = {"pattern": "^[0-9]{1,9}$"}
 
 
-@dataclass(frozen=True)
 class Only:
-    """Accept a parameter only with a value that changes nothing here: clients often spell out the default.
+    """Accept a parameter only with one of these values, which change nothing here: clients often spell out a default.
 
     sentence: the error for any other value.
     """
 
-    allowed: tuple[Any, ...]
-    sentence: str
+    def __init__(self, *allowed: Any, sentence: str = "") -> None:
+        names = " or ".join(map(repr, allowed))
+        self.allowed, self.sentence = allowed, sentence or f"this server supports only {names}; leave it out"
 
     def check(self, value: Any) -> Any:
         """Return the value if it is one of those, otherwise raise."""
@@ -121,13 +125,7 @@ class Only:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(self, core: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
-        return {"enum": list(self.allowed)}
-
-
-def only(*allowed: Any, sentence: str = "") -> Only:
-    """Return the annotation for a parameter that may have only these values."""
-    names = " or ".join(map(repr, allowed))
-    return Only(allowed, sentence or f"this server supports only {names}; leave it out")
+        return {"enum": [*self.allowed]}
 
 
 @functools.cache

@@ -3,7 +3,8 @@
 import socket
 
 from mini_engine.base.errors import UserError
-from mini_engine.server.connections import QUEUE
+
+QUEUE = 1024  # connections that the system queues until they are accepted; beyond that, clients retry after 1 s
 
 
 def listen(host: str, port: int) -> socket.socket:

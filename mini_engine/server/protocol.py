@@ -4,28 +4,15 @@ In addition to OpenAI's names, vLLM's: top_k, min_p, repetition_penalty, min_tok
 return_token_ids, include_stop_str_in_output, structured_outputs.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr
 
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.generation import SamplingDefaults
 from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.sampling_params import FRESH_SEED, MAX_LOGPROBS, MAX_SEED, MIN_SEED, SamplingParams
-from mini_engine.server.chat_protocol import (
-    MAX_MESSAGES,
-    MAX_TOOLS,
-    JsonObject,
-    Message,
-    ResponseFormat,
-    Tool,
-    ToolChoice,
-    few_pieces,
-    few_values,
-)
 from mini_engine.server.fields import (
     MAX_IDS,
     TOKEN_ID,
@@ -34,6 +21,7 @@ from mini_engine.server.fields import (
     Flag,
     Ids,
     Number,
+    Only,
     Stop,
     StopIds,
     Text,
@@ -41,11 +29,10 @@ from mini_engine.server.fields import (
     at_most,
     between,
     in_one_sentence,
-    only,
     shown,
 )
-from mini_engine.server.output_forms import OutputForm
-from mini_engine.server.structured_outputs import Guided, one_form
+from mini_engine.server.json_text import JsonObject
+from mini_engine.server.structured_outputs import Guided
 
 MAX_N = 16
 MAX_PROMPTS = 64
@@ -82,17 +69,35 @@ class StreamOptions(Body):
     include_obfuscation: Flag = False
 
 
-class Sampling(Guided):
-    """The part that completions and chats have in common.
+class Labelled(Body):
+    """The part that all three routes have in common.
 
-    Accepted and ignored, since they do not affect answers: user, metadata, safety_identifier, prompt_cache_key,
-    request_id, reasoning_effort, verbosity (the model decides).
-    Accepted only with a value that changes nothing: store, service_tier, best_of, skip_special_tokens (vLLM's name).
+    Accepted and ignored, since they do not affect answers: user, safety_identifier, prompt_cache_key, request_id,
+    reasoning_effort, verbosity (the model decides).
 
     cache_salt: share prefixes only with requests of the same salt (lesson 8); the name is vLLM's.
     """
 
     model: Text | None = None
+    stream: Flag = False
+    cache_salt: Text | None = None
+    user: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    request_id: Text | None = None
+    reasoning_effort: Text | None = None
+    verbosity: Text | None = None
+    service_tier: Annotated[Text, Only("auto", "default")] = "auto"
+
+
+class Sampling(Labelled, Guided):
+    """The part that completions and chats have in common.
+
+    echo: the prompt is part of the answer, with its logprobs.
+    Accepted and ignored: metadata.
+    Accepted only with a value that changes nothing: store, service_tier, best_of, skip_special_tokens (vLLM's name).
+    """
+
     temperature: Annotated[Number, between("temperature")] = 1.0
     top_p: Annotated[Number, between("top_p")] = 1.0
     top_k: Annotated[Whole, shown(minimum=-1)] = 0
@@ -111,29 +116,20 @@ class Sampling(Guided):
     include_stop_str_in_output: Flag = False
     ignore_eos: Flag = False
     n: Annotated[Whole, Field(ge=1, le=MAX_N)] = 1
-    stream: Flag = False
-    stream_options: StreamOptions | None = None
+    echo: Flag = False
+    stream_options: StreamOptions = StreamOptions()
     return_token_ids: Flag = False
-    user: Text | None = None
     metadata: JsonObject = Field({})
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
-    store: Annotated[Flag, only(False)] = False
-    service_tier: Annotated[Text, only("auto", "default")] = "auto"
-    best_of: Annotated[Whole, only(1)] = 1
-    skip_special_tokens: Annotated[Flag, only(True)] = True
-    cache_salt: Text | None = None
-    request_id: Text | None = None
-    reasoning_effort: Text | None = None
-    verbosity: Text | None = None
-    response_format: ResponseFormat | None = None
+    store: Annotated[Flag, Only(False)] = False
+    best_of: Annotated[Whole, Only(1)] = 1
+    skip_special_tokens: Annotated[Flag, Only(True)] = True
     _longest: int | None = PrivateAttr(None)  # a chat answer, as suggested by the checkpoint
 
-    def advised(self, suggested: SamplingDefaults) -> Self:
+    def advised(self, suggested: Mapping[str, Any]) -> Self:
         """Return the same request with the checkpoint's suggestions for parameters that the client left out."""
-        left_out = {n: value for n, value in suggested.given.items() if n in SHARED and n not in self.model_fields_set}
+        left_out = {n: value for n, value in suggested.items() if n in SHARED and n not in self.model_fields_set}
         found = self.model_copy(update=left_out)
-        found._longest = suggested.max_tokens
+        found._longest = suggested.get("max_tokens")
         return found
 
     def prepare(self) -> None:
@@ -146,43 +142,23 @@ class Sampling(Guided):
         raise NotImplementedError
 
     @property
-    def form(self) -> OutputForm | None:
-        """Return the required output form; None for any text."""
-        return one_form([*(self.response_format.forms if self.response_format else []), *self.forms])
-
-    @property
-    def include_usage(self) -> bool:
-        """True if the client wants a final event with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def continuous_usage(self) -> bool:
-        """True if the client wants the usage so far in every event."""
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-    @property
     def wanted_logprobs(self) -> int | None:
         """The number of alternatives to report with each token; None for no logprobs."""
-        raise NotImplementedError
-
-    def wanted_tokens(self, room: int) -> int:
-        """Return the most tokens in the answer, if `room` tokens fit after the prompt."""
         raise NotImplementedError
 
     @property
     def wanted_prompt_logprobs(self) -> int | None:
         """The same for the tokens of the prompt."""
-        return None
-
-    @property
-    def wants_echo(self) -> bool:
-        """True if the prompt is shown before the answer."""
-        return False
+        return self.wanted_logprobs if self.echo else None
 
     @property
     def only_echo(self) -> bool:
-        """True if only the prompt is shown, and no answer."""
-        return False
+        """True to score the prompt and generate nothing. The engine generates one token, which is not shown."""
+        return self.echo and self.max_tokens == 0
+
+    def wanted_tokens(self, room: int) -> int:
+        """Return the most tokens in the answer, if `room` tokens fit after the prompt."""
+        raise NotImplementedError
 
     def biases(self) -> dict[int, float]:
         """Return `logit_bias` with integer keys; in JSON, keys are strings."""
@@ -203,53 +179,32 @@ class Sampling(Guided):
         Args:
             rooms: for each prompt, the tokens that fit after it. grammar: `form`, compiled.
         """
-        shared = self.params(0, rooms[0], grammar)
-        return [
-            shared.of_one(self.seed_of(choice), self.wanted_tokens(room)) for room in rooms for choice in range(self.n)
-        ]
-
-    def params(self, choice: int, room: int, grammar: Grammar = ANYTHING) -> SamplingParams:
-        """Return the engine's parameters for one of the n answers.
-
-        Args:
-            room: tokens that fit after the prompt.
-            grammar: `form`, compiled.
-        """
-        shared = {name: getattr(self, name) for name in SHARED}
-        return SamplingParams(
-            **shared,
-            seed=self.seed_of(choice),
-            max_tokens=self.wanted_tokens(room),
+        shared = SamplingParams(
+            **{name: getattr(self, name) for name in SHARED},
+            seed=self.seed,
+            max_tokens=self.wanted_tokens(rooms[0]),
             logprobs=self.wanted_logprobs,
             prompt_logprobs=self.wanted_prompt_logprobs,
             logit_bias=self.biases(),
             grammar=grammar,
         )
+        return [
+            shared.of_one(self.seed_of(choice), self.wanted_tokens(room)) for room in rooms for choice in range(self.n)
+        ]
 
 
 SHARED = (  # parameters that the engine has too
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "stop_token_ids",
-    "stop",
-    "include_stop_str_in_output",
-    "ignore_eos",
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("min_tokens", "stop_token_ids", "stop", "include_stop_str_in_output", "ignore_eos"),
 )
 
 
 class CompletionRequest(Sampling):
-    """POST /v1/completions: prompts to continue. echo: the prompt is part of the answer, with its logprobs."""
+    """POST /v1/completions: prompts to continue."""
 
     prompt: OneOrMorePrompts
     logprobs: Annotated[Whole, shown(minimum=0, maximum=MAX_LOGPROBS)] | None = None
-    echo: Flag = False
-    suffix: Annotated[Text, only("")] = ""
+    suffix: Annotated[Text, Only("")] = ""
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:
@@ -260,93 +215,12 @@ class CompletionRequest(Sampling):
         return several or [[one for one in self.prompt if isinstance(one, int)]]
 
     @property
-    def wants_echo(self) -> bool:
-        """`echo`."""
-        return self.echo
-
-    @property
-    def only_echo(self) -> bool:
-        """True to score the prompt and generate nothing. The engine generates one token, which is not shown."""
-        return self.echo and self.max_tokens == 0
-
-    @property
     def wanted_logprobs(self) -> int | None:
         """`logprobs`, which is the number."""
         return self.logprobs
-
-    @property
-    def wanted_prompt_logprobs(self) -> int | None:
-        """As many as for the answer, if the prompt is echoed."""
-        return self.logprobs if self.echo else None
 
     def wanted_tokens(self, room: int) -> int:
         """`max_tokens`, or 16."""
         if self.only_echo:
             return 1
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-
-
-class ChatRequest(Sampling):
-    """POST /v1/chat/completions: a conversation to answer.
-
-    chat_template_kwargs: more variables for the template, such as enable_thinking; the name is vLLM's.
-    Accepted only with a value that changes nothing: modalities, and vLLM's echo.
-    """
-
-    messages: Annotated[
-        list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), few_values, few_pieces
-    ]
-    max_completion_tokens: Whole | None = None
-    logprobs: Flag = False
-    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field([])
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: Flag = True
-    modalities: Annotated[list[Text], Field(fail_fast=True), only(["text"])] = Field(["text"])
-    echo: Annotated[Flag, only(False)] = False
-    chat_template_kwargs: JsonObject = Field({})
-
-    @cached_property
-    def prompts(self) -> Sequence[Prompt]:
-        """The one conversation. Tools that must not be called are not described."""
-        tools = [] if self.tool_choice == "none" else [tool.for_template for tool in self.tools]
-        messages = [message.for_template for message in self.messages]
-        return [Conversation(messages, tools, self.chat_template_kwargs)]
-
-    @property
-    def form(self) -> OutputForm | None:
-        """Return the output form that response_format or similar parameters, tools and tool_choice ask for."""
-        said = super().form
-        functions = {tool.function.name: tool.function.parameters for tool in self.tools}
-        if len(functions) < len(self.tools):
-            raise UserError("two tools have the same name; give each its own", param="tools")
-        choice = "none" if self.tool_choice in ("auto", None) and not functions else self.tool_choice or "auto"
-        if not isinstance(choice, str):
-            if choice.function.name not in functions:
-                raise UserError(
-                    f"tool_choice names {choice.function.name!r}, which is not in tools", param="tool_choice"
-                )
-            functions = {choice.function.name: functions[choice.function.name]}
-        if choice != "none" and not functions:
-            raise UserError("tool_choice is given without tools; give both", param="tool_choice")
-        if choice == "none":
-            return said
-        several = self.parallel_tool_calls and isinstance(choice, str)
-        return replace(said or OutputForm(), functions=functions, may_say=choice == "auto", several=several)
-
-    @property
-    def wanted_logprobs(self) -> int | None:
-        """`top_logprobs`, if `logprobs` is true."""
-        if self.top_logprobs and not self.logprobs:
-            raise UserError("top_logprobs is given without logprobs: true; give both", param="top_logprobs")
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    def wanted_tokens(self, room: int) -> int:
-        """Return `max_completion_tokens`, or `max_tokens`, its older name, or the suggested number, or `room`."""
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise UserError(
-                "max_tokens and max_completion_tokens mean the same; give one of them",
-                param="max_tokens",
-            )
-        given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return max(1, min(room, self._longest or room)) if given is None else given

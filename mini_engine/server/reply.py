@@ -2,22 +2,18 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
-from typing import Any
 
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.jobs import Answers
 from mini_engine.engine.request import FinishReason
-from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.server.errors import ApiError
-from mini_engine.server.json_text import written
+from mini_engine.server.json_text import JsonObject, written
 from mini_engine.server.protocol import Sampling
-from mini_engine.server.reply_formats import ReplyFormat, TokenLogprob, token_text
+from mini_engine.server.reply_formats import ReplyFormat, Scored
 from mini_engine.text.tokenizer import Tokenizer
-
-JsonObject = dict[str, Any]
 
 
 @dataclass
@@ -73,24 +69,23 @@ def finish_reason(delta: TextDelta) -> str | None:
 class Choice:
     """One of a reply's answers, as far as its deltas have been read.
 
-    reader: takes its text and returns the parts to show.
+    shape: takes its text and returns the parts to show.
     scored: tokens with logprobs that have not been sent yet; an echoed prompt's come first.
-    num_sent, offset: tokens of the answer, and characters of those with logprobs, that have been sent.
+    num_sent: tokens of the answer that have been sent.
     """
 
     index: int
     tokens: AnswerTokens
-    reader: Any
+    shape: ReplyFormat
     reason: str | None = None
-    scored: list[tuple[int, TokenLogprobs | None]] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
     num_sent: int = 0
-    offset: int = 0
     has_begun: bool = False
 
     def add(self, delta: TextDelta, wanted: Sampling, tokenizer: Tokenizer) -> str:
         """Take a delta and return its text, preceded by the prompt in the first one if the client wants an echo."""
         prompt_ids, opening = self.tokens.prompt_ids, ""
-        if wanted.wants_echo and not self.has_begun:
+        if wanted.echo and not self.has_begun:
             opening = tokenizer.text_of(prompt_ids)
             if wanted.wanted_prompt_logprobs is not None:
                 self.scored += zip(prompt_ids, [None, *delta.prompt_logprobs], strict=True)
@@ -100,39 +95,38 @@ class Choice:
             self.scored += zip(delta.token_ids, delta.logprobs, strict=True)
         return opening + delta.text
 
-    def take_tokens(self, wanted: Sampling, reply_format: ReplyFormat, tokenizer: Tokenizer) -> JsonObject:
+    def take_tokens(self, wanted: Sampling, tokenizer: Tokenizer) -> JsonObject:
         """Return the unsent tokens: their ids and logprobs, if the client asked for them."""
         token_ids = self.tokens.output_ids[self.num_sent :]
         self.num_sent += len(token_ids)
         found: JsonObject = {"logprobs": None}
         if wanted.wanted_logprobs is not None:
-            scored, self.scored = self.scored, []
-            found["logprobs"] = reply_format.logprobs([self._next(*one, tokenizer) for one in scored], tokenizer)
+            found["logprobs"] = self.shape.logprobs(self.scored, tokenizer)
+            self.scored = []
         return found | ({"token_ids": token_ids} if wanted.return_token_ids else {})
-
-    def _next(self, token_id: int, logprobs: TokenLogprobs | None, tokenizer: Tokenizer) -> TokenLogprob:
-        offset, self.offset = self.offset, self.offset + len(token_text(token_id, tokenizer))
-        return TokenLogprob(token_id, logprobs, offset)
 
 
 class Reply:
     """One HTTP response being written: `whole`, or in `chunks`.
 
     Args:
-        reply_format: the shape of completions or of chats.
+        shape: makes the shape of one answer, of completions or of chats.
         wanted: the client's request.
         model: the model's name.
         answers: `wanted.n` for each prompt.
+
+    Attributes:
+        counts: every chunk has the usage so far.
     """
 
-    def __init__(self, reply_format: ReplyFormat, wanted: Sampling, model: str, answers: Answers) -> None:
-        self.reply_format, self.wanted, self.answers = reply_format, wanted, answers
+    def __init__(self, shape: Callable[[], ReplyFormat], wanted: Sampling, model: str, answers: Answers) -> None:
+        self.wanted, self.answers = wanted, answers
         self.tokenizer = answers.tokenizer
-        self.choices = [
-            Choice(index, AnswerTokens(job.prompt_ids), reply_format.reader()) for index, job in enumerate(answers.jobs)
-        ]
+        self.counts = wanted.stream_options.continuous_usage_stats
+        self.choices = [Choice(i, AnswerTokens(job.prompt_ids), shape()) for i, job in enumerate(answers.jobs)]
+        self.shape = self.choices[0].shape
         self.head = {
-            "id": f"{reply_format.id_prefix}-{secrets.token_hex(12)}",
+            "id": f"{self.shape.id_prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": model,
         }
@@ -145,13 +139,13 @@ class Reply:
         return await written(sum(map(self._num_logprobs, self.choices)), self._whole)
 
     def _whole(self) -> JsonObject:
-        choices = [self._choice(choice, choice.reader.message, choice.reason) for choice in self.choices]
-        return self._body(self.reply_format.kind, choices) | {"usage": self._usage()}
+        choices = [self._choice(choice, choice.shape.message, choice.reason) for choice in self.choices]
+        return self.head | {"object": self.shape.kind, "choices": choices, "usage": self._usage()}
 
     async def chunks(self) -> AsyncGenerator[str, None]:
         """The response in chunks of JSON. ApiError if an answer fails."""
         with closing(self.answers):
-            if (opening := self.reply_format.opening) is not None:
+            if (opening := self.shape.opening) is not None:
                 for choice in self.choices:
                     yield await self._chunk(choice, opening)
             async with aclosing(self.answers.__aiter__()) as deltas:
@@ -160,7 +154,7 @@ class Reply:
                     said = self._read(choice, delta)
                     if any(said.values()) or choice.reason or self.tells_tokens:
                         yield await self._chunk(choice, said, choice.reason)
-            if self.wanted.include_usage:
+            if self.wanted.stream_options.include_usage:
                 yield await written(0, lambda: self._chunk_of([], self._usage()))
 
     def _read(self, choice: Choice, delta: TextDelta) -> JsonObject:
@@ -171,8 +165,8 @@ class Reply:
         if self.wanted.only_echo:  # the token was generated only to score the prompt: neither shown nor counted
             delta = delta._replace(text="", token_ids=[], logprobs=())
         text = choice.add(delta, self.wanted, self.tokenizer)
-        said = choice.reader.push(text, reason is not None, reason == FinishReason.LENGTH)
-        choice.reason = choice.reader.reason(reason)
+        said = choice.shape.push(text, reason is not None, reason == FinishReason.LENGTH)
+        choice.reason = choice.shape.reason(reason)
         return said
 
     def _usage(self) -> JsonObject:
@@ -183,24 +177,20 @@ class Reply:
     def tells_tokens(self) -> bool:
         """True if every token gets a chunk, even one that completes no character."""
         wanted = self.wanted
-        return wanted.return_token_ids or wanted.continuous_usage or wanted.wanted_logprobs is not None
+        return wanted.return_token_ids or self.counts or wanted.wanted_logprobs is not None
 
     def _choice(self, choice: Choice, said: JsonObject, reason: str | None) -> JsonObject:
-        tokens = choice.take_tokens(self.wanted, self.reply_format, self.tokenizer)
+        tokens = choice.take_tokens(self.wanted, self.tokenizer)
         return {"index": choice.index, **said, **tokens, "finish_reason": reason}
 
     async def _chunk(self, choice: Choice, said: JsonObject, reason: str | None = None) -> str:
         return await written(self._num_logprobs(choice), lambda: self._chunk_of([self._choice(choice, said, reason)]))
 
     def _chunk_of(self, choices: list[JsonObject], used: JsonObject | None = None) -> JsonObject:
-        if self.wanted.continuous_usage:
-            used = used or self._usage()
-        asked = {"usage": used} if self.wanted.include_usage or self.wanted.continuous_usage else {}
-        return self._body(self.reply_format.chunk_kind, choices) | asked
+        used = used or (self._usage() if self.counts else None)
+        told = self.counts or self.wanted.stream_options.include_usage
+        return self.head | {"object": self.shape.chunk_kind, "choices": choices} | ({"usage": used} if told else {})
 
     def _num_logprobs(self, choice: Choice) -> int:
         """Return the number of unsent log probabilities of a choice."""
         return len(choice.scored) * (1 + (self.wanted.wanted_logprobs or 0))
-
-    def _body(self, kind: str, choices: list[JsonObject]) -> JsonObject:
-        return self.head | {"object": kind, "choices": choices}

@@ -1,73 +1,52 @@
 """Lesson 7. The two reply formats of OpenAI's API: completions and chats."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import ClassVar
 
 from mini_engine.engine.sampled import TokenLogprobs
+from mini_engine.server.json_text import JsonObject
 from mini_engine.text.tokenizer import Tokenizer
 
-JsonObject = dict[str, Any]
+Scored = tuple[int, TokenLogprobs | None]  # a token id with its logprobs; a prompt's first token has none
 
 
-class TokenLogprob(NamedTuple):
-    """One token of an answer with its logprobs. `offset`: the characters of the answer before it.
+class ReplyFormat:
+    """One answer in the shape of its route: takes the text as it comes, returns parts of chunks, and at the end all.
 
-    logprobs: None for a prompt's first token, which has no prediction.
+    Attributes:
+        opening: the first chunk of a stream, or None.
+        text: what has been shown so far. offset: characters of the tokens with logprobs so far.
     """
 
-    token_id: int
-    logprobs: TokenLogprobs | None
-    offset: int
+    kind: str
+    chunk_kind: str
+    id_prefix: str
+    opening: ClassVar[JsonObject | None] = None
 
-
-class PlainReader:
-    """Reads one answer that is plain text.
-
-    Args:
-        reply_format: its shape.
-    """
-
-    def __init__(self, reply_format: "ReplyFormat") -> None:
-        self.reply_format = reply_format
+    def __init__(self) -> None:
         self.text = ""
+        self.offset = 0
 
     def push(self, text: str, ended: bool = False, cut: bool = False) -> JsonObject:
-        """Take the answer's next text; return it as a part of a chunk."""
-        self.text += text
-        return self.reply_format.piece(text)
+        """Take the answer's next text; return its addition to the answer, for a chunk.
+
+        Args:
+            ended: this is the last text. cut: max_tokens ended it.
+        """
+        raise NotImplementedError
 
     @property
     def message(self) -> JsonObject:
-        """Return the whole answer."""
-        return self.reply_format.message(self.text)
+        """The whole answer."""
+        raise NotImplementedError
 
     def reason(self, reason: str | None) -> str | None:
         """Return the finish reason."""
         return reason
 
-
-class ReplyFormat:
-    """The differences between completions and chats. `opening`: the first chunk of a stream, or None."""
-
-    kind: str
-    chunk_kind: str
-    id_prefix: str
-    opening: JsonObject | None = None
-
-    def reader(self) -> Any:
-        """Return a reader for one choice: it takes the text and returns parts of chunks, and at the end a message."""
-        return PlainReader(self)
-
-    def message(self, text: str) -> JsonObject:
-        """Return the text of a whole answer."""
-        raise NotImplementedError
-
-    def piece(self, text: str) -> JsonObject:
-        """Return the next text of a streamed answer."""
-        raise NotImplementedError
-
-    def logprobs(self, tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> JsonObject:
-        """Return the log probabilities of these tokens."""
+    def logprobs(self, scored: Sequence[Scored], tokenizer: Tokenizer) -> JsonObject:
+        """Return the log probabilities of the next tokens."""
         raise NotImplementedError
 
 
@@ -77,23 +56,28 @@ class CompletionFormat(ReplyFormat):
     kind = chunk_kind = "text_completion"
     id_prefix = "cmpl"
 
-    def message(self, text: str) -> JsonObject:
-        """Return the text itself."""
+    def push(self, text: str, ended: bool = False, cut: bool = False) -> JsonObject:
+        """Take the next text; a chunk has it as it is."""
+        self.text += text
         return {"text": text}
 
-    piece = message
+    @property
+    def message(self) -> JsonObject:
+        """The text."""
+        return {"text": self.text}
 
-    def logprobs(self, tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> JsonObject:
+    def logprobs(self, scored: Sequence[Scored], tokenizer: Tokenizer) -> JsonObject:
         """Return four lists with an entry for each token. Alternatives, by text, include the chosen token."""
-        texts = [token_text(token.token_id, tokenizer) for token in tokens]
+        texts = [token_text(token_id, tokenizer) for token_id, _ in scored]
+        *offsets, self.offset = accumulate(map(len, texts), initial=self.offset)
+        logprobs = [found for _, found in scored]
         return {
             "tokens": texts,
-            "token_logprobs": [token.logprobs and token.logprobs.chosen for token in tokens],
+            "token_logprobs": [found and found.chosen for found in logprobs],
             "top_logprobs": [
-                token.logprobs and best_by_text(text, token.logprobs, tokenizer)
-                for text, token in zip(texts, tokens, strict=True)
+                found and best_by_text(text, found, tokenizer) for text, found in zip(texts, logprobs, strict=True)
             ],
-            "text_offset": [token.offset for token in tokens],
+            "text_offset": offsets,
         }
 
 
@@ -102,26 +86,26 @@ class ChatFormat(ReplyFormat):
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     id_prefix = "chatcmpl"
+    opening: ClassVar[JsonObject | None] = {"delta": {"role": "assistant", "content": ""}}
 
-    def __init__(self) -> None:
-        self.opening = {"delta": {"role": "assistant", "content": ""}}
-
-    def message(self, text: str) -> JsonObject:
-        """Return the assistant's turn."""
-        return {"message": {"role": "assistant", "content": text}}
-
-    def piece(self, text: str) -> JsonObject:
-        """Return the addition to the turn."""
+    def push(self, text: str, ended: bool = False, cut: bool = False) -> JsonObject:
+        """Take the next text; return the addition to the assistant's turn."""
+        self.text += text
         return {"delta": {"content": text} if text else {}}
 
-    def logprobs(self, tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> JsonObject:
+    @property
+    def message(self) -> JsonObject:
+        """The assistant's turn."""
+        return {"message": {"role": "assistant", "content": self.text}}
+
+    def logprobs(self, scored: Sequence[Scored], tokenizer: Tokenizer) -> JsonObject:
         """Return a list with an entry for each token, with its bytes, since a token may not be whole characters."""
         return {
             "content": [
-                chat_token(token.token_id, token.logprobs.chosen, tokenizer)
-                | {"top_logprobs": [chat_token(other, value, tokenizer) for other, value in token.logprobs.top]}
-                for token in tokens
-                if token.logprobs is not None
+                chat_token(token_id, found.chosen, tokenizer)
+                | {"top_logprobs": [chat_token(other, value, tokenizer) for other, value in found.top]}
+                for token_id, found in scored
+                if found is not None
             ]
         }
 

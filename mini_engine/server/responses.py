@@ -7,22 +7,21 @@ reverse order; each event that opens or closes an object contains all of it.
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing
 from typing import Any
 
 from starlette.types import Send
 
+from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.jobs import Answers
 from mini_engine.engine.request import FinishReason
 from mini_engine.server.errors import ApiError
-from mini_engine.server.json_text import to_json
+from mini_engine.server.json_text import JsonObject, to_json
 from mini_engine.server.protocol import Sampling
 from mini_engine.server.reply import AnswerTokens, finish_reason, usage
 from mini_engine.server.responses_protocol import ResponsesRequest, TextOptions
 from mini_engine.server.sse import EventStream, event
-
-JsonObject = dict[str, Any]
 
 ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "tool_choice", "tools")
 INCOMPLETE = {"length": {"reason": "max_output_tokens"}}
@@ -62,9 +61,9 @@ class ResponsesReply:
 
     async def whole(self) -> str:
         """The complete response body, as JSON. ApiError if the answer fails."""
-        async with aclosing(self._texts()) as texts:
-            async for _ in texts:
-                pass
+        with closing(self.answers):
+            async for _, delta in self.answers:
+                self._read(delta)
         return to_json(self._response())
 
     async def chunks(self) -> AsyncGenerator[str, None]:
@@ -76,49 +75,38 @@ class ResponsesReply:
                     yield to_json({"type": kind, "sequence_number": next(numbers), **content})
 
     async def _events(self) -> AsyncGenerator[tuple[str, JsonObject], None]:
-        for opening in self._openings():
-            yield opening
+        yield "response.created", {"response": self._response()}
+        yield "response.in_progress", {"response": self._response()}
+        yield "response.output_item.added", {"output_index": 0, "item": self._item() | {"content": []}}
+        yield "response.content_part.added", self._place(part=self._part())
         try:
-            async with aclosing(self._texts()) as texts:
-                async for text in texts:
-                    yield "response.output_text.delta", self._place(delta=text, logprobs=[])
+            async with aclosing(self.answers.__aiter__()) as deltas:
+                async for _, delta in deltas:
+                    self._read(delta)
+                    if delta.text:
+                        yield "response.output_text.delta", self._place(delta=delta.text, logprobs=[])
         except ApiError as error:
             self.status = "failed"
             self.error = {
                 "code": "server_error" if error.status_code >= 500 else "invalid_prompt",
                 "message": error.detail,
             }
-        for closing_event in self._closings():
-            yield closing_event
-
-    def _openings(self) -> Iterator[tuple[str, JsonObject]]:
-        yield "response.created", {"response": self._response()}
-        yield "response.in_progress", {"response": self._response()}
-        yield "response.output_item.added", {"output_index": 0, "item": self._item() | {"content": []}}
-        yield "response.content_part.added", self._place(part=self._part())
-
-    def _closings(self) -> Iterator[tuple[str, JsonObject]]:
         if self.error is None:
             yield "response.output_text.done", self._place(text=self.text, logprobs=[])
             yield "response.content_part.done", self._place(part=self._part())
             yield "response.output_item.done", {"output_index": 0, "item": self._item()}
         yield f"response.{self.status}", {"response": self._response()}
 
-    async def _texts(self) -> AsyncGenerator[str, None]:
-        """Read the answer to its end; yield each new piece of text."""
-        with closing(self.answers):
-            async with aclosing(self.answers.__aiter__()) as deltas:
-                async for _, delta in deltas:
-                    self.tokens.add(delta)
-                    if delta.finish_reason == FinishReason.GRAMMAR:
-                        raise ApiError(400, str(delta.error), param="text")
-                    reason = finish_reason(delta)
-                    self.text += delta.text
-                    if reason is not None:
-                        self.incomplete = INCOMPLETE.get(reason)
-                        self.status = "incomplete" if self.incomplete else "completed"
-                    if delta.text:
-                        yield delta.text
+    def _read(self, delta: TextDelta) -> None:
+        """Read the answer's next delta. ApiError if it failed."""
+        self.tokens.add(delta)
+        if delta.finish_reason == FinishReason.GRAMMAR:
+            raise ApiError(400, str(delta.error), param="text")
+        reason = finish_reason(delta)
+        self.text += delta.text
+        if reason is not None:
+            self.incomplete = INCOMPLETE.get(reason)
+            self.status = "incomplete" if self.incomplete else "completed"
 
     def _response(self) -> JsonObject:
         """Return the response in its current state."""
@@ -132,13 +120,7 @@ class ResponsesReply:
 
     def _item(self) -> JsonObject:
         status = "incomplete" if self.status == "failed" else self.status
-        return {
-            "id": self.item_id,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": [self._part()],
-        }
+        return {"id": self.item_id, "type": "message", "status": status, "role": "assistant", "content": [self._part()]}
 
     def _part(self) -> JsonObject:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}

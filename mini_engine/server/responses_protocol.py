@@ -9,20 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from mini_engine.server.chat_protocol import MAX_MESSAGES, MAX_PARTS, JsonSchema, ResponseFormat, few_pieces
-from mini_engine.server.fields import (
-    Body,
-    Flag,
-    JsonObject,
-    Number,
-    Text,
-    Whole,
-    at_most,
-    between,
-    in_one_sentence,
-    only,
-)
-from mini_engine.server.protocol import ChatRequest
+from mini_engine.server.chat_protocol import MAX_MESSAGES, MAX_PARTS, ChatRequest, few_pieces
+from mini_engine.server.fields import Body, Flag, Nothing, Number, Only, Text, Whole, at_most, between, in_one_sentence
+from mini_engine.server.json_text import JsonObject
+from mini_engine.server.protocol import Labelled
+from mini_engine.server.structured_outputs import JsonSchema, ResponseFormat
 
 MAX_LABELS = 16
 SEND_ALL = "this server does not store responses; send the whole conversation in input"
@@ -33,8 +24,8 @@ class TextItem(Body):
 
     type: Literal["input_text", "output_text"]
     text: Text
-    annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
-    logprobs: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    annotations: Nothing = Field([])
+    logprobs: Nothing = Field([])
 
 
 class MessageItem(Body):
@@ -108,11 +99,10 @@ class ResponseStreamOptions(Body):
     include_obfuscation: Flag = False
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(Labelled):
     """POST /v1/responses: a conversation to answer.
 
-    Accepted and ignored: store (nothing is), metadata, user, safety_identifier, prompt_cache_key, parallel_tool_calls,
-    request_id, reasoning, reasoning_effort, verbosity.
+    Accepted and ignored: store (nothing is), metadata, parallel_tool_calls, reasoning.
     Accepted only with a value that changes nothing: the rest from `background` on.
     """
 
@@ -121,36 +111,26 @@ class ResponsesRequest(Body):
         in_one_sentence('give a text, or a list of messages such as {"role": "user", "content": …}'),
         few_pieces,
     ]
-    model: Text | None = None
     instructions: Text | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
     temperature: Annotated[Number, between("temperature")] | None = None
     top_p: Annotated[Number, between("top_p")] | None = None
-    stream: Flag = False
     stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None
     store: Flag = False
     metadata: Annotated[
         dict[Text, Annotated[Text, Field(max_length=512)]], Field(max_length=MAX_LABELS), at_most(MAX_LABELS)
     ] = Field({})
-    user: Text | None = None
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
-    request_id: Text | None = None
     reasoning: Reasoning | None = None
-    reasoning_effort: Text | None = None
-    verbosity: Text | None = None
     parallel_tool_calls: Flag = True
-    background: Annotated[Flag, only(False)] = False
-    conversation: Annotated[Any, only(None, sentence=SEND_ALL)] = None
-    include: Annotated[list[Text], Field(fail_fast=True), only([])] = Field([])
-    previous_response_id: Annotated[Any, only(None, sentence=SEND_ALL)] = None
-    service_tier: Annotated[Text, only("auto", "default")] = "auto"
-    tool_choice: Annotated[Text, only("auto", "none")] = "auto"
-    tools: Annotated[list[Any], only([], sentence="tools are not supported here; use /v1/chat/completions")] = Field([])
-    top_logprobs: Annotated[Whole, only(0)] = 0
-    cache_salt: Text | None = None
-    truncation: Annotated[Text, only("disabled")] = "disabled"
+    background: Annotated[Flag, Only(False)] = False
+    conversation: Annotated[Any, Only(None, sentence=SEND_ALL)] = None
+    include: Annotated[list[Text], Field(fail_fast=True), Only([])] = Field([])
+    previous_response_id: Annotated[Any, Only(None, sentence=SEND_ALL)] = None
+    tool_choice: Annotated[Text, Only("auto", "none")] = "auto"
+    tools: Annotated[list[Any], Only([], sentence="tools are not supported here; use /v1/chat/completions")] = Field([])
+    top_logprobs: Annotated[Whole, Only(0)] = 0
+    truncation: Annotated[Text, Only("disabled")] = "disabled"
 
     def prepare(self) -> None:
         """Convert the request to a chat."""

@@ -1,15 +1,16 @@
-"""Lesson 7. The output form as vLLM's clients ask for it: JSON, a regular expression, or choices."""
+"""Lesson 7. Parameters that ask for an output form: OpenAI's response_format, and vLLM's names."""
 
 import json
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mini_engine.base.errors import UserError
-from mini_engine.server.fields import Body, Flag, JsonObject, Text, in_one_sentence, of_whole_characters, only
-from mini_engine.server.output_forms import OutputForm
-from mini_engine.server.schemas import MAX_CHARACTERS
+from mini_engine.grammars.output_forms import OutputForm
+from mini_engine.grammars.schemas import MAX_CHARACTERS
+from mini_engine.server.fields import Body, Flag, Name, Only, Text, in_one_sentence, of_whole_characters, too_many
+from mini_engine.server.json_text import JsonObject
 
 MAX_CHOICES = 1024
 MAX_WRITTEN = 4 * MAX_CHARACTERS  # characters of a schema that comes as a string, which may be indented
@@ -21,9 +22,7 @@ def from_text(schema: Any) -> Any:
     if not isinstance(schema, str):
         return schema
     if (size := len(of_whole_characters(schema))) > MAX_WRITTEN:
-        raise PydanticCustomError(
-            "too_long", "the JSON schema has {size} characters, more than {most}", {"size": size, "most": MAX_WRITTEN}
-        )
+        raise too_many(size, "characters of a JSON schema", MAX_WRITTEN)
     try:
         return json.loads(schema)
     except (ValueError, RecursionError):
@@ -53,8 +52,8 @@ class StructuredOutputs(Body):
     disable_additional_properties: Flag = False
     disable_fallback: Flag = False
     whitespace_pattern: Text | None = None
-    grammar: Annotated[Any, only(None, sentence=UNKNOWN)] = None
-    structural_tag: Annotated[Any, only(None, sentence=UNKNOWN)] = None
+    grammar: Annotated[Any, Only(None, sentence=UNKNOWN)] = None
+    structural_tag: Annotated[Any, Only(None, sentence=UNKNOWN)] = None
 
     @model_validator(mode="after")
     def check_one(self) -> Self:
@@ -64,21 +63,53 @@ class StructuredOutputs(Body):
             raise PydanticCustomError("forms", "give one of json, json_object (true), regex and choice")
         return self
 
-    def form(self, param: str) -> OutputForm:
-        """Return the form. param: the request's parameter that asks for it."""
-        if self.json_object:
-            return OutputForm({"type": "object"}, param=param)
-        if self.content is not None:
-            return OutputForm(self.content, param=param)
-        return OutputForm(regex=self.regex, choices=tuple(self.choice or ()), param=param)
+    @property
+    def form(self) -> OutputForm:
+        """Return the form."""
+        schema = {"type": "object"} if self.json_object else self.content
+        return OutputForm(schema, regex=self.regex, choices=self.choice or (), param="structured_outputs")
+
+
+class JsonSchema(Body):
+    """A schema with a name. It is always enforced, with or without `strict`."""
+
+    name: Name = "answer"
+    description: Text = ""
+    content: JsonObject = Field({"type": "object"}, alias="schema")
+    strict: Flag = False
+
+
+class ResponseFormat(Body):
+    """The form of the answer: any text, a JSON object, or JSON that fits a schema.
+
+    schema: with the type json_object, as in llama.cpp and older clients.
+    """
+
+    param: ClassVar[str] = "response_format"
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    object_schema: JsonObject = Field({"type": "object"}, alias="schema")
+
+    @property
+    def form(self) -> OutputForm | None:
+        """Return the required output form; None for any text."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return OutputForm(self.object_schema, param=self.param)
+        if self.json_schema is None:
+            raise UserError("response_format of type json_schema needs json_schema: {name, schema}", param=self.param)
+        return OutputForm(self.json_schema.content, param=self.param)
 
 
 class Guided(Body):
-    """Parameters of completions and chats: `structured_outputs`, and its older names.
+    """Parameters of completions and chats that ask for an output form, `guided_…` by older names.
 
     Accepted and ignored: guided_decoding_backend, guided_whitespace_pattern.
     """
 
+    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
     guided_regex: Text | None = None
@@ -87,22 +118,14 @@ class Guided(Body):
     guided_whitespace_pattern: Text | None = None
 
     @property
-    def forms(self) -> list[OutputForm]:
-        """Return the forms that these parameters ask for. More than one is an error; see `one_form`."""
-        newer = self.structured_outputs
-        found = [] if newer is None else [newer.form("structured_outputs")]
-        if self.guided_json is not None:
-            found.append(OutputForm(self.guided_json, param="guided_json"))
-        if self.guided_regex is not None:
-            found.append(OutputForm(regex=self.guided_regex, param="guided_regex"))
-        if self.guided_choice is not None:
-            found.append(OutputForm(choices=tuple(self.guided_choice), param="guided_choice"))
-        return found
-
-
-def one_form(forms: list[OutputForm]) -> OutputForm | None:
-    """Return the form that a request asks for; None for any text. UserError if it asks for several."""
-    if len(forms) > 1:
-        names = " and ".join(form.param for form in forms)
-        raise UserError(f"{names} ask for different output formats; give one", param=forms[1].param)
-    return forms[0] if forms else None
+    def form(self) -> OutputForm | None:
+        """Return the required output form; None for any text. UserError if several are asked for."""
+        forms = [asked.form for asked in (self.response_format, self.structured_outputs) if asked is not None]
+        for kind, name in (("schema", "guided_json"), ("regex", "guided_regex"), ("choices", "guided_choice")):
+            if (given := getattr(self, name)) is not None:
+                forms.append(OutputForm(**{kind: given}, param=name))
+        found = [form for form in forms if form is not None]
+        if len(found) > 1:
+            names = " and ".join(form.param for form in found)
+            raise UserError(f"{names} ask for different output formats; give one", param=found[1].param)
+        return found[0] if found else None

@@ -14,25 +14,26 @@ from prometheus_client.samples import Sample
 from mini_engine.engine.request import FinishReason
 
 OURS, THEIRS = "mini_engine_", "vllm:"
-NAMES = {
-    "requests_running": "num_requests_running",
-    "requests_waiting": "num_requests_waiting",
-    "preemptions": "num_preemptions",
-    "prompt_tokens": "prompt_tokens",
-    "new_tokens": "generation_tokens",
-    "requests": "request_success",
-    "draft_tokens": "spec_decode_num_draft_tokens",
-    "accepted_draft_tokens": "spec_decode_num_accepted_tokens",
-    "time_to_first_token_seconds": "time_to_first_token_seconds",
-    "time_between_tokens_seconds": "inter_token_latency_seconds",
-    "request_queue_seconds": "request_queue_time_seconds",
-    "request_prefill_seconds": "request_prefill_time_seconds",
-    "request_decode_seconds": "request_decode_time_seconds",
-    "request_seconds": "e2e_request_latency_seconds",
-    "request_prompt_tokens": "request_prompt_tokens",
-    "request_new_tokens": "request_generation_tokens",
-}
-SEARCHED = {"prompt_tokens": "prefix_cache_queries", "cached_prompt_tokens": "prefix_cache_hits"}  # in the prefix cache
+NAMES = (
+    ("requests_running", "num_requests_running"),
+    ("requests_waiting", "num_requests_waiting"),
+    ("preemptions", "num_preemptions"),
+    ("prompt_tokens", "prompt_tokens"),
+    ("new_tokens", "generation_tokens"),
+    ("requests", "request_success"),
+    ("draft_tokens", "spec_decode_num_draft_tokens"),
+    ("accepted_draft_tokens", "spec_decode_num_accepted_tokens"),
+    ("time_to_first_token_seconds", "time_to_first_token_seconds"),
+    ("time_between_tokens_seconds", "inter_token_latency_seconds"),
+    ("request_queue_seconds", "request_queue_time_seconds"),
+    ("request_prefill_seconds", "request_prefill_time_seconds"),
+    ("request_decode_seconds", "request_decode_time_seconds"),
+    ("request_seconds", "e2e_request_latency_seconds"),
+    ("request_prompt_tokens", "request_prompt_tokens"),
+    ("request_new_tokens", "request_generation_tokens"),
+    ("prompt_tokens", "prefix_cache_queries"),
+    ("cached_prompt_tokens", "prefix_cache_hits"),
+)
 LABELS = {"finish_reason": "finished_reason"}
 REASONS = {("finished_reason", FinishReason.GRAMMAR.value): FinishReason.ERROR.value}  # vLLM has no such reason
 
@@ -52,9 +53,7 @@ class VllmNames(Collector):
         """Yield the metrics; the registry calls this."""
         for family in self.registry.collect():
             name = family.name.removeprefix(OURS)
-            for names in (NAMES, SEARCHED):
-                if name in names:
-                    yield self.renamed(family, THEIRS + names[name])
+            yield from (self.renamed(family, THEIRS + theirs) for ours, theirs in NAMES if ours == name)
             if name == "blocks":
                 yield self.usage(family)
 

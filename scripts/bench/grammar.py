@@ -8,9 +8,9 @@ from scripts.bench.turns import take_turns
 
 import torch
 
+from mini_engine.grammars.compiler import GrammarCompiler
+from mini_engine.grammars.output_forms import OutputForm
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.server.grammars import GrammarCompiler
-from mini_engine.server.output_forms import OutputForm
 from mini_engine.text.tokenizer import Tokenizer
 
 TOWN = {

@@ -107,10 +107,10 @@ def ask(url: str, keys: Sequence[int]) -> dict:
 def servers() -> Iterator[tuple[list[str], list[LLM]]]:
     """Run lesson 7's server several times; yield the addresses and the engines behind them."""
     from mini_engine.engine.worker import EngineWorker
-    from mini_engine.server.app import Service
     from mini_engine.server.background import in_background
     from mini_engine.server.metrics import Metrics
     from mini_engine.server.server_config import ServerConfig
+    from mini_engine.server.service import Service
 
     with ExitStack() as stack:
         llms = [LLM(num_blocks=BLOCKS) for _ in range(SERVERS)]

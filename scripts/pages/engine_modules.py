@@ -53,6 +53,7 @@ LAYERS = (
         (
             "engine",
             "gpu",
+            "grammars",
             "handover",
             "hybrid",
             *("assembly.layout", "assembly.storage", "assembly.pools"),

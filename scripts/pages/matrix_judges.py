@@ -49,8 +49,8 @@ def params_of(asked: Asked, **added: Any) -> SamplingParams:
 def grammar(checkpoint: str):
     """Return the grammar of a small JSON object."""
     from mini_engine.assembly.loading import load
-    from mini_engine.server.grammars import GrammarCompiler
-    from mini_engine.server.output_forms import OutputForm
+    from mini_engine.grammars.compiler import GrammarCompiler
+    from mini_engine.grammars.output_forms import OutputForm
     from mini_engine.text.tokenizer import Tokenizer
 
     tokenizer, config = Tokenizer.load(checkpoint), load(checkpoint, "float32", "cpu").config

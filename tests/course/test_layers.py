@@ -4,6 +4,7 @@ Protects lesson N from needing lesson N + 1, the labs on the website, which have
 """
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -64,6 +65,7 @@ WHAT_EACH_MAY_KNOW = {
     "model": ("model", "checkpoint.config", "base"),
     "attention": ("attention", "base"),
     "kv": ("kv", "attention", "checkpoint.config", "base"),
+    "checkpoint": ("checkpoint", "model.kinds", "base"),
     "assembly.engine_config": ("engine.scheduler_config", "speculation.options", "base"),
     "tiers": ("tiers", "kv", "assembly.engine_config", "checkpoint.stored", "model.causal_lm", "base"),
 }
@@ -139,6 +141,17 @@ def test_the_server_does_not_know_what_is_built_on_it():
     assert not wrong, f"commands and replicas are built on lesson 7's server, not the other way round: {wrong}"
 
 
+def test_the_server_s_defence_stands_behind_its_app_its_uvicorn_and_its_command():
+    """A reader of lesson 7 meets it there and nowhere else."""
+    wrong = {
+        m.path: inside
+        for name, m in MODULES.items()
+        if name not in ("server.app", "server.background", "cli.serve") and not m.is_in("server.hardening")
+        if (inside := {other for other in m.imports if MODULES[other].is_in("server.hardening")})
+    }
+    assert not wrong, f"only these three call it: {wrong}"
+
+
 def circle(imports: dict[str, frozenset[str]]) -> str:
     """Return a cycle of modules that import each other, as `a → b → a`; empty if there is none."""
     try:
@@ -181,6 +194,14 @@ def test_an_earlier_lesson_does_not_need_a_later_one():
     }
     wrong = {path: later for path, later in wrong.items() if later}
     assert not wrong, f"these need modules of later lessons: {wrong}"
+
+
+def test_lessons_0_to_5_speak_of_no_lesson_from_8_on():
+    """Their readers have not met it."""
+    for module in MODULES.values():
+        if module.lesson is not None and module.lesson <= 5:
+            numbers = re.findall(r"lessons?\s+(\d+)", (ROOT / module.path).read_text(encoding="utf-8"), re.IGNORECASE)
+            assert all(int(number) < 8 for number in numbers), f"{module.path} names one of the lessons {numbers}"
 
 
 def test_the_modules_in_a_lesson_s_folder_need_no_later_one():

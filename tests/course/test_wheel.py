@@ -140,7 +140,7 @@ def test_a_command_without_its_extra_says_which_in_one_sentence(installed: Insta
         ("triton", "attention.registry", "load_kernel", "'triton'", "the triton kernel needs Triton"),
         (
             "llguidance",
-            "server.grammars",
+            "grammars.compiler",
             "GrammarCompiler",
             "None, 8, (0,)).compile_sync(__import__('types').SimpleNamespace(check=lambda: None)",
             "structured output and tools need llguidance: pip install 'kv-course[server]'",

@@ -21,7 +21,7 @@ from mini_engine.engine.mailbox import merge
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import EngineStopped, QueueFull
-from mini_engine.server.output_forms import OutputForm
+from mini_engine.grammars.output_forms import OutputForm
 from tests.l13.replicas import GREEDY, PROMPT, cluster
 
 

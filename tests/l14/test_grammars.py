@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mini_engine.assembly.build import build_engine
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.speculation.verify import sample_rows
@@ -140,14 +140,14 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def compiler(tokenizer):
     pytest.importorskip("llguidance")
-    from mini_engine.server.grammars import GrammarCompiler
+    from mini_engine.grammars.compiler import GrammarCompiler
 
     return GrammarCompiler(tokenizer, len(tokenizer.token_bytes), (0,))
 
 
 @pytest.fixture(scope="module")
 def grammar(compiler):
-    from mini_engine.server.output_forms import OutputForm
+    from mini_engine.grammars.output_forms import OutputForm
 
     return compiler.compile_sync(OutputForm(SCHEMA))
 
@@ -186,7 +186,7 @@ def test_a_forbidden_draft_and_the_one_that_ends_the_answer_are_not_valid(gramma
 def test_a_limit_that_is_met_ahead_does_not_end_the_answer(compiler, tokenizer):
     from llguidance import LLMatcher, LLParserLimits
 
-    from mini_engine.server.matchers import CompiledGrammar
+    from mini_engine.grammars.matchers import CompiledGrammar
 
     wide = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(60)}}
     form = LLMatcher.grammar_from_json_schema({"type": "array", "prefixItems": [{"const": 1}, wide]})
@@ -207,7 +207,7 @@ def test_a_limit_that_is_met_ahead_does_not_end_the_answer(compiler, tokenizer):
 @pytest.fixture(scope="module")
 def calls(compiler):
     """A grammar of calls of two tools, one after the other."""
-    from mini_engine.server.output_forms import OutputForm
+    from mini_engine.grammars.output_forms import OutputForm
 
     return compiler.compile_sync(
         OutputForm(functions={"sell": SCHEMA["items"], "find": {}}, may_say=False, several=True)

@@ -4,91 +4,36 @@ import random
 
 import pytest
 
-from mini_engine.assembly.build import build_engine
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.hybrid.memory import StateMemory
-from mini_engine.kv.memories import Memories
 from mini_engine.speculation.options import Speculation
 from mini_engine.speculation.speculator import Speculator
 from mini_engine.windows.memory import WindowMemory
 from tests.l14.toys import Always
-from tests.l15.lfm3 import SHAPES, checkpoint, greedy, load
-from tests.support import some_ids
+from tests.l15.lfm3 import SHAPES, greedy
+from tests.l15.mixed import (
+    LENGTHS,
+    MIXED,
+    NEW,
+    PROMPTS,
+    TIERS,
+    WHOLE,
+    ask,
+    check,
+    check_nothing_is_lost,
+    drain,
+    engine_of,
+    memories_of,
+)
 
 pytestmark = pytest.mark.reference  # no task is about this; it imports transformers, which takes seconds
 nightly = pytest.mark.nightly
-NEW, SIZE = 12, 8
-LENGTHS = (1, 7, 8, 9, 33, 64, 130)
-PROMPTS = [tuple(some_ids(length, 160, seed=length)) for length in LENGTHS]
-WHOLE = [(length - 1) // SIZE * SIZE for length in LENGTHS]
-TIERS = {"kv_host_bytes": 2**28, "kv_always": True}
-MIXED = "as published"  # states, windows and full layers
-OPTIONS = dict(
-    num_blocks=600,
-    block_size=SIZE,
-    kernel="torch",
-    backend="reference",
-    checkpoint_interval=16,
-    max_track_slots=60,
-)
 each_shape = pytest.mark.parametrize(
     "shape", [name if name in (MIXED, "no full layer") else pytest.param(name, marks=nightly) for name in SHAPES]
 )
-
-
-def engine_of(shape, chunk=64, budget=64, max_num_seqs=8, watermark=0.0, **options) -> Engine:
-    """Return an engine over a random LFM3: blocks of 8 tokens, a checkpoint every 16."""
-    limits = SchedulerConfig(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max(budget, max_num_seqs),
-        chunked_prefill_size=chunk,
-        watermark=watermark,
-    )
-    defaults = dict(
-        num_blocks=600, block_size=SIZE, kernel="torch", backend="reference", checkpoint_interval=16, max_track_slots=60
-    )
-    return build_engine(load(shape), scheduler_config=limits, **defaults | options)
-
-
-def ask(engine, prompts=PROMPTS, max_tokens=NEW, name="r", **params):
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **params)
-    return [engine.add_request(f"{name}{number}", list(ids), params) for number, ids in enumerate(prompts)]
-
-
-def drain(engine, between=lambda: None):
-    while engine.has_unfinished:
-        engine.step()
-        between()
-
-
-def check(shape, requests, when):
-    """Compare the answers; return how many tokens of each prompt were found in the cache."""
-    for request in requests:
-        want = greedy(shape, tuple(request.prompt_ids), request.params.max_tokens)
-        assert request.output_ids == want, (
-            f"{when}: {len(request.prompt_ids)} prompt tokens, {request.num_cached_tokens} cached, "
-            f"{request.num_preemptions} preemptions: other tokens than Hugging Face's; {request.error}"
-        )
-    return [request.num_cached_tokens for request in requests]
-
-
-def memories_of(engine):
-    """Return the engine's memories: of states, and of windows, as far as it has them."""
-    memory = engine.scheduler.manager.coordinator.memory
-    return memory.memories if isinstance(memory, Memories) else [memory]
-
-
-def check_nothing_is_lost(engine):
-    manager = engine.scheduler.manager
-    assert not manager.tables and manager.num_free_blocks == manager.num_usable_blocks, "blocks are lost"
-    for memory in memories_of(engine):
-        assert not memory.holds
-        if isinstance(memory, StateMemory):
-            assert len(memory.free_slots) == memory.states.max_reqs, "slots are lost"
 
 
 @each_shape
@@ -310,54 +255,3 @@ def test_rows_of_few_bits_answer_the_same_cold_and_warm(kv_dtype):
         first = [greedy(MIXED, prompt, NEW)[0] for prompt in PROMPTS]
         assert [output[0] for output in answers[0]] == first
     check_nothing_is_lost(engine)
-
-
-# ---------------------------------------------------------------- other processes
-
-
-@nightly
-def test_two_ranks(tmp_path):
-    from mini_engine.assembly.build import over_ranks
-    from mini_engine.assembly.choices import identity_of
-    from mini_engine.assembly.engine_config import EngineConfig
-    from tests.l18.ranks import started
-
-    with started(checkpoint(MIXED)) as ranks:
-        for options in ({}, {"speculate": 4}, {"num_blocks": 60}, TIERS | {"kv_cache_dir": tmp_path}):
-            limits = SchedulerConfig(watermark=0.0, chunked_prefill_size=16)
-            config = EngineConfig(scheduler_config=limits, **OPTIONS | options)
-            engine = over_ranks(ranks, config, identity_of(load(MIXED), config))
-            for when in ("cold", "warm"):
-                requests = ask(engine, name=when)
-                drain(engine)
-                found = check(MIXED, requests, f"{when}, over two ranks, {options}")
-            assert found == WHOLE or "num_blocks" in options
-            check_nothing_is_lost(engine)
-        coordinator = engine.scheduler.manager.coordinator
-        coordinator.clear()
-        requests = ask(engine, name="back")
-        drain(engine)
-        assert check(MIXED, requests, "from host memory") == WHOLE, "each rank gets its share of blocks and states"
-        coordinator.connector.block_store.tiers.close()
-    alone = engine_of(MIXED, **TIERS, kv_cache_dir=tmp_path)
-    requests = ask(alone, name="alone")
-    drain(alone)
-    assert check(MIXED, requests, "in one process") == WHOLE, "a record is the same whatever the number of ranks"
-
-
-@nightly
-def test_prompts_handed_over_by_a_prefill_worker():
-    from mini_engine.assembly.build import open_engine
-    from mini_engine.assembly.engine_config import EngineConfig
-    from tests.l19.ends import check_nothing_is_held, events
-
-    asked = EngineConfig(prefill_workers=1, handover_min_tokens=0, **OPTIONS)
-    engine = open_engine(checkpoint(MIXED), asked, dtype="float32", device="cpu")
-    try:
-        requests = ask(engine)
-        drain(engine)
-        found = check(MIXED, requests, "handed over")
-        assert found == WHOLE and events(engine)["transfers"] > 0, "states and windows come with the blocks"
-        check_nothing_is_held(engine)
-    finally:
-        engine.runner.close()

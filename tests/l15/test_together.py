@@ -187,8 +187,8 @@ def test_aborts_in_the_middle_leave_nothing_behind(options):
 
 def test_a_grammar_holds_with_guesses_and_behind_a_cached_window():
     pytest.importorskip("llguidance")
-    from mini_engine.server.grammars import GrammarCompiler
-    from mini_engine.server.output_forms import OutputForm
+    from mini_engine.grammars.compiler import GrammarCompiler
+    from mini_engine.grammars.output_forms import OutputForm
     from mini_engine.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(directory())

@@ -224,8 +224,8 @@ def test_a_grammar_holds_with_guesses_and_behind_cached_latents(with_tokenizer):
     pytest.importorskip("llguidance")
     from mini_engine.assembly.build import build_engine
     from mini_engine.assembly.loading import load
-    from mini_engine.server.grammars import GrammarCompiler
-    from mini_engine.server.output_forms import OutputForm
+    from mini_engine.grammars.compiler import GrammarCompiler
+    from mini_engine.grammars.output_forms import OutputForm
     from mini_engine.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(with_tokenizer)

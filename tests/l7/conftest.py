@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
-from mini_engine.server.guard import GuardedProtocol
+from mini_engine.server.hardening.guard import GuardedProtocol
 from tests.l7.service import Service, Unwritten
 
 

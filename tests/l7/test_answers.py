@@ -10,8 +10,9 @@ from mini_engine.engine.jobs import Job
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.server.chat_protocol import ChatRequest
 from mini_engine.server.errors import ApiError
-from mini_engine.server.protocol import ChatRequest, CompletionRequest
+from mini_engine.server.protocol import CompletionRequest
 from mini_engine.server.reply import AnswerTokens, Reply, finish_reason, usage
 from mini_engine.server.reply_formats import ChatFormat, CompletionFormat
 from tests.l7.service import flat, tokenizer
@@ -124,7 +125,7 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
 def test_a_whole_completion():
-    found = whole(CompletionFormat(), CompletionRequest, {"prompt": "x", "return_token_ids": True})
+    found = whole(CompletionFormat, CompletionRequest, {"prompt": "x", "return_token_ids": True})
     assert found["object"] == "text_completion" and found["id"].startswith("cmpl-") and found["model"] == "tiny"
     (choice,) = found["choices"]
     assert choice == {
@@ -138,7 +139,7 @@ def test_a_whole_completion():
 
 
 def test_a_whole_chat():
-    found = whole(ChatFormat(), ChatRequest, CHAT)
+    found = whole(ChatFormat, ChatRequest, CHAT)
     assert found["object"] == "chat.completion" and found["id"].startswith("chatcmpl-")
     assert found["choices"][0]["message"] == {"role": "assistant", "content": "Paris"}
     assert "token_ids" not in found["choices"][0], "only for those who ask"
@@ -146,7 +147,7 @@ def test_a_whole_chat():
 
 def test_a_streamed_completion_ends_with_its_usage_where_it_was_asked_for():
     body = {"prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
-    *pieces, last = chunks(CompletionFormat(), CompletionRequest, body)
+    *pieces, last = chunks(CompletionFormat, CompletionRequest, body)
     assert [piece["choices"][0]["text"] for piece in pieces] == ["Pa", "ris"]
     assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None, "length"]
     assert all(piece["usage"] is None for piece in pieces), "every chunk has the key, only the last one the figures"
@@ -156,13 +157,13 @@ def test_a_streamed_completion_ends_with_its_usage_where_it_was_asked_for():
 
 def test_continuous_usage_counts_what_has_been_sent():
     body = {"prompt": "x", "stream": True, "stream_options": {"continuous_usage_stats": True}}
-    found = chunks(CompletionFormat(), CompletionRequest, body)
+    found = chunks(CompletionFormat, CompletionRequest, body)
     counts = [piece["usage"]["completion_tokens"] for piece in found]
     assert counts == [1, 2], f"each chunk tells the tokens sent so far, its own included: {counts}"
 
 
 def test_a_streamed_chat_begins_with_the_role():
-    first, *pieces = chunks(ChatFormat(), ChatRequest, CHAT)
+    first, *pieces = chunks(ChatFormat, ChatRequest, CHAT)
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert [piece["choices"][0]["delta"] for piece in pieces] == [{"content": "Pa"}, {"content": "ris"}]
     assert all("usage" not in piece for piece in [first, *pieces])
@@ -170,15 +171,15 @@ def test_a_streamed_chat_begins_with_the_role():
 
 def test_a_token_that_completes_no_character_is_no_chunk():
     deltas = [(0, TextDelta("", [1])), (0, TextDelta("é", [2])), (0, TextDelta("", [3], FinishReason.STOP))]
-    found = chunks(CompletionFormat(), CompletionRequest, {"prompt": "x"}, deltas)
+    found = chunks(CompletionFormat, CompletionRequest, {"prompt": "x"}, deltas)
     assert [chunk["choices"][0]["text"] for chunk in found] == ["é", ""], "nothing to show is nothing to send"
-    found = chunks(CompletionFormat(), CompletionRequest, {"prompt": "x", "return_token_ids": True}, deltas)
+    found = chunks(CompletionFormat, CompletionRequest, {"prompt": "x", "return_token_ids": True}, deltas)
     assert [chunk["choices"][0]["token_ids"] for chunk in found] == [[1], [2], [3]], "but its id is wanted here"
 
 
 def test_a_failure_in_mid_stream_is_raised_behind_the_pieces_before_it():
     deltas = [(0, TextDelta("Pa", [PARIS])), (0, TextDelta("", [], FinishReason.ERROR, "lost"))]
-    made, answers = reply(CompletionFormat(), CompletionRequest, {"prompt": "x"}, deltas)
+    made, answers = reply(CompletionFormat, CompletionRequest, {"prompt": "x"}, deltas)
     found = []
 
     async def read():
@@ -192,7 +193,7 @@ def test_a_failure_in_mid_stream_is_raised_behind_the_pieces_before_it():
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_logprobs_of_a_completion(streamed):
-    args = (CompletionFormat(), CompletionRequest, {"prompt": "x", "logprobs": 2})
+    args = (CompletionFormat, CompletionRequest, {"prompt": "x", "logprobs": 2})
     parts = chunks(*args, logprobs=2) if streamed else [whole(*args, logprobs=2)]
     found = [part["choices"][0]["logprobs"] for part in parts]
     assert flat(part["tokens"] for part in found) == [" Paris", "."]
@@ -212,7 +213,7 @@ def test_each_of_several_answers_has_its_own_logprobs_behind_the_prompt_s(stream
     ]
     answers = Fixed([Job([1, 2], SamplingParams())] * 2, deltas)
     body = {"prompt": [1, 2], "n": 2, "echo": True, "logprobs": 0, "stream_options": {"include_usage": True}}
-    made = Reply(CompletionFormat(), CompletionRequest.model_validate(body), "tiny", answers)
+    made = Reply(CompletionFormat, CompletionRequest.model_validate(body), "tiny", answers)
 
     async def read():
         return [json.loads(chunk) async for chunk in made.chunks()] if streamed else [json.loads(await made.whole())]
@@ -232,13 +233,13 @@ def test_each_of_several_answers_has_its_own_logprobs_behind_the_prompt_s(stream
 def test_a_token_that_was_generated_only_to_score_a_prompt_is_neither_shown_nor_counted():
     delta = TextDelta("b", [6], FinishReason.LENGTH, None, (TokenLogprobs(-1.0, []),), (TokenLogprobs(-2.0, []),), 1)
     body = {"prompt": [1, 2], "echo": True, "logprobs": 0, "max_tokens": 0, "return_token_ids": True}
-    found = whole(CompletionFormat(), CompletionRequest, body, [(0, delta)])
+    found = whole(CompletionFormat, CompletionRequest, body, [(0, delta)])
     (choice,) = found["choices"]
     assert choice["logprobs"]["token_logprobs"] == [None, -2.0] and choice["token_ids"] == []
     assert choice["text"] == tokenizer().text_of([1, 2]) and found["usage"]["completion_tokens"] == 0
 
 
 def test_logprobs_of_a_chat_have_bytes():
-    found = whole(ChatFormat(), ChatRequest, CHAT | {"logprobs": True, "top_logprobs": 2}, logprobs=2)
+    found = whole(ChatFormat, ChatRequest, CHAT | {"logprobs": True, "top_logprobs": 2}, logprobs=2)
     first, _ = found["choices"][0]["logprobs"]["content"]
     assert first["token"] == " Paris" and bytes(first["bytes"]) == b" Paris" and len(first["top_logprobs"]) == 2

@@ -10,13 +10,13 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.generation import SamplingDefaults
 from mini_engine.engine import sampling_params
-from mini_engine.server import bodies
-from mini_engine.server.chat_protocol import Message
+from mini_engine.server.chat_protocol import ChatRequest, Message
 from mini_engine.server.errors import ApiError, as_api_error
 from mini_engine.server.fields import Ids, StopIds
-from mini_engine.server.protocol import ChatRequest, CompletionRequest
+from mini_engine.server.hardening import bodies
+from mini_engine.server.json_text import MAX_VALUES, num_values
+from mini_engine.server.protocol import CompletionRequest
 from mini_engine.server.responses_protocol import ResponsesRequest
 from mini_engine.server.server_config import ServerConfig
 from tests.l7.service import PATIENCE, Service
@@ -88,13 +88,15 @@ def test_few_values_of_it_are_looked_at(name, monkeypatch):
     """Time would be a poor judge. What costs time is counted: values that json makes, errors that pydantic makes."""
     seen = []
     loads = json.loads
-    monkeypatch.setattr(bodies.json, "loads", lambda text: seen.append(bodies.num_values(text.encode())) or loads(text))
+    monkeypatch.setattr(
+        bodies.json, "loads", lambda text, **more: seen.append(num_values(text.encode())) or loads(text)
+    )
     for model in (CompletionRequest, ChatRequest):
         with pytest.raises((ApiError, RequestValidationError)) as caught:
             bodies.parsed(SHAPES[name], model)
         if isinstance(caught.value, RequestValidationError):
             assert len(caught.value.errors()) < 10, "a list is left at its first wrong entry"
-    assert all(count <= bodies.MAX_VALUES for count in seen), "too many values are refused before json makes them"
+    assert all(count <= MAX_VALUES for count in seen), "too many values are refused before json makes them"
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +113,7 @@ def test_no_body_within_the_limits_takes_the_tenth_of_a_second_within_which_heal
     """Neither json nor pydantic gives Python's lock back, so what counts is processor time; the least of three."""
     model, body = DEAR[name]
     data = json.dumps(body).encode()
-    assert len(data) <= ServerConfig().max_body_bytes and bodies.num_values(data) <= bodies.MAX_VALUES
+    assert len(data) <= ServerConfig().max_body_bytes and num_values(data) <= MAX_VALUES
     assert min(processor_seconds(data, model) for _ in range(3)) < 0.1
 
 
@@ -144,16 +146,16 @@ def test_messages_are_written_for_the_template_once_where_the_body_is_read(model
     asked = bodies.parsed(json.dumps({name: [HI] * 3}).encode(), model)
     assert written == ["user"] * 3
     asked = asked.as_chat if isinstance(asked, ResponsesRequest) else asked
-    wanted = asked.advised(SamplingDefaults(top_k=5)).model_copy(update={"cache_salt": "x"})
+    wanted = asked.advised({"top_k": 5}).model_copy(update={"cache_salt": "x"})
     assert (wanted.top_k, wanted.prompts) == (5, [([HI] * 3, [], {})])
     assert written == ["user"] * 3
 
 
 def test_what_all_answers_share_is_checked_once(monkeypatch):
     """64 prompts with 1,024 biases and stop ids each make a small body; checking them 64 times takes a while."""
-    checked, count = [], sampling_params._count
+    checked, count = [], sampling_params.checked_whole
     monkeypatch.setattr(
-        sampling_params, "_count", lambda name, *rest, **more: checked.append(name) or count(name, *rest, **more)
+        sampling_params, "checked_whole", lambda name, *rest, **more: checked.append(name) or count(name, *rest, **more)
     )
     asked = {"prompt": ["x"] * 64, "n": 2, "seed": 7, "logit_bias": {"5": 1}, "stop_token_ids": [6], "max_tokens": 3}
     found = CompletionRequest.model_validate(asked).params_of_all([9] * 64)
@@ -219,7 +221,7 @@ def patient(schema, bounded: bool = False):
     ],
 )
 def test_commas_in_strings_are_no_values(text, values):
-    assert bodies.num_values(text) == values
+    assert num_values(text) == values
 
 
 def test_a_long_text_full_of_commas_is_served(server: Service):

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import socket
 import subprocess
 import sys
@@ -10,15 +9,15 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from http.client import HTTPConnection
-from types import SimpleNamespace
 
 import pytest
 
-from mini_engine.server import connections
-from mini_engine.server.background import DrainingServer, listen, url_of
-from mini_engine.server.bodies import BodyReader
-from mini_engine.server.connections import AcceptErrors, room_for_connections
-from mini_engine.server.guard import GuardedProtocol
+from mini_engine.server.background import DrainingServer
+from mini_engine.server.hardening import connections
+from mini_engine.server.hardening.bodies import BodyReader
+from mini_engine.server.hardening.connections import AcceptErrors, room_for_connections
+from mini_engine.server.hardening.guard import GuardedProtocol
+from mini_engine.server.listening import QUEUE, listen, url_of
 from tests.l7.service import PATIENCE, Service, exchange, raw_request
 
 pytestmark = pytest.mark.reference  # no task is about this
@@ -177,7 +176,7 @@ def test_a_burst_takes_turns_with_open_connections_and_finds_room_in_the_queue(m
     monkeypatch.setattr(socket.socket, "listen", lambda self, size: lengths.append(size) or listened(self, size))
     with Service() as service:
         assert service.get("/health").status == 200
-    assert max(lengths) == lengths[-1] == connections.QUEUE >= 1024, "beyond the queue, clients try again in a second"
+    assert max(lengths) == lengths[-1] == QUEUE >= 1024, "beyond the queue, clients try again in a second"
     assert connections.BACKLOG in lengths and connections.BACKLOG <= 32, "what asyncio accepts in one turn of its loop"
 
 
@@ -195,16 +194,15 @@ def test_there_are_fewer_connections_than_descriptors(monkeypatch):
     assert room_for_connections(1024) == 1024 and 1024 < limits["now"][0] < 2000, "raised, where that is allowed"
 
 
-def test_failing_to_accept_is_one_line_a_second(caplog, monkeypatch):
-    handler, now = AcceptErrors(), [0.0]
-    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: now[0]))
+def test_failing_to_accept_is_one_line_a_second(caplog):
+    timers = []
+    handler = AcceptErrors("cannot accept connections", lambda seconds, work: timers.append(work))
     context = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
-    with caplog.at_level(logging.ERROR):
-        for seconds in [0.0, *[0.9] * 999, 1.0]:
-            now[0] = seconds
-            handler(None, context)  # type: ignore[arg-type]
-    told = [record.args for record in caplog.records if record.name == connections.log.name]
-    assert [args[1] for args in told] == [1, 1000], "how often, with each line"
+    for _ in range(1000):
+        handler(None, context)  # type: ignore[arg-type]
+    timers.pop()()
+    told = [record.getMessage() for record in caplog.records]
+    assert [line.split(" (")[0] for line in told] == ["cannot accept connections: 1", "cannot accept connections: 999"]
     assert "Too many open files" in caplog.text and "Traceback" not in caplog.text
 
 

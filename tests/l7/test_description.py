@@ -8,10 +8,10 @@ import pytest
 
 from mini_engine.cli import serve
 from mini_engine.cli.parser import OneLineParser
-from mini_engine.server import ending
 from mini_engine.server.answer_models import Chat, Completion, Error, ModelList, ResponseAnswer
 from mini_engine.server.background import DrainingServer
 from mini_engine.server.description import REFUSALS
+from mini_engine.server.hardening import ending
 from tests.l7.service import Service
 
 pytestmark = pytest.mark.reference  # no task is about this

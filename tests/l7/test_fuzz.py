@@ -6,7 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mini_engine.server.protocol import ChatRequest, CompletionRequest
+from mini_engine.server.chat_protocol import ChatRequest
+from mini_engine.server.protocol import CompletionRequest
 from tests.l7.service import Service
 from tests.support import OneOf
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mini_engine.server import guard
-from mini_engine.server.guard import GuardedProtocol
+from mini_engine.server.hardening import guard
+from mini_engine.server.hardening.guard import GuardedProtocol
 from tests.l7.service import PATIENCE, Service
 
 reference = pytest.mark.reference  # no task is about these

@@ -11,8 +11,10 @@ from mini_engine.base.errors import UserError
 from mini_engine.cli import serve
 from mini_engine.cli.parser import OneLineParser
 from mini_engine.server import background
-from mini_engine.server.background import DrainingServer, listen, url_of
-from mini_engine.server.middleware import ApiKey, BodyLimit, Drain
+from mini_engine.server.background import DrainingServer
+from mini_engine.server.hardening.bodies import BodyLimit
+from mini_engine.server.listening import listen, url_of
+from mini_engine.server.middleware import ApiKey, Drain
 from mini_engine.server.server_config import ServerConfig
 from tests.l7.service import PATIENCE, Service, exchange, read_answer
 

@@ -8,8 +8,8 @@ import pytest
 from mini_engine.cli import serve
 from mini_engine.cli.parser import OneLineParser
 from mini_engine.cli.serve import allowed_hosts, is_loopback
+from mini_engine.grammars.output_forms import OPEN
 from mini_engine.server.background import DrainingServer, draining_on_hangup
-from mini_engine.server.output_forms import OPEN
 from mini_engine.server.tool_calls import CallReader
 from tests.l7.service import Service
 

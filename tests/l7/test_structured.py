@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("llguidance", reason="needs the extra 'server'")
 
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.server.schemas import closed
+from mini_engine.grammars.schemas import closed
 from mini_engine.server.tool_calls import CallReader
 from tests.l7.service import Service, exchange, greedy, read_events, tokenizer
 

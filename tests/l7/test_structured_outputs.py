@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("llguidance", reason="needs the extra 'server'")
 
-from mini_engine.server.output_forms import as_regex
+from mini_engine.grammars.output_forms import as_regex
 from tests.l7.service import Service, greedy, read_events, tokenizer
 from tests.l7.test_tool_schemas import ADD, INTEGER
 from tests.support import OneOf

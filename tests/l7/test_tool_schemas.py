@@ -10,12 +10,12 @@ pytest.importorskip("llguidance", reason="needs the extra 'server'")
 
 from mini_engine.base.errors import UserError
 from mini_engine.engine.grammar import Grammar
-from mini_engine.server import grammars
-from mini_engine.server.grammars import GrammarCompiler
-from mini_engine.server.output_forms import OutputForm, call_prefix
-from mini_engine.server.schemas import named
+from mini_engine.grammars import compiler as compiling
+from mini_engine.grammars.compiler import GrammarCompiler
+from mini_engine.grammars.output_forms import OutputForm, call_prefix
+from mini_engine.grammars.schemas import named
+from mini_engine.grammars.tool_schemas import ANY_OBJECT, MAX_TRIALS, of_object, relaxations
 from mini_engine.server.tool_calls import CallReader
-from mini_engine.server.tool_schemas import ANY_OBJECT, MAX_TRIALS, of_object, relaxations
 from mini_engine.text.tokenizer import Tokenizer
 from tests.l7.service import Service, read_events, tokenizer
 from tests.l7.test_structured import BAD_SCHEMAS, nested
@@ -128,7 +128,7 @@ def test_what_is_left_out_is_logged_once(compiler, caplog):
 
 def test_what_clients_send_fills_no_log_and_takes_no_time_without_end(compiler, caplog, monkeypatch):
     compiler.told.clear()
-    monkeypatch.setattr(grammars, "MAX_TOLD", 2)
+    monkeypatch.setattr(compiling, "MAX_TOLD", 2)
     with caplog.at_level(logging.WARNING):
         for index in range(4):
             compiler.compile_sync(OutputForm(functions={f"f{index}": with_x({"pattern": "(?=z)"})}))
@@ -181,7 +181,7 @@ def test_tools_that_are_too_large_together_are_enforced_as_far_as_there_is_room(
 
 
 def test_tools_that_fit_one_by_one_and_not_together_are_any_objects(compiler, monkeypatch, caplog):
-    monkeypatch.setitem(grammars.LIMITS, "initial_lexer_fuel", 6000)
+    monkeypatch.setitem(compiling.LIMITS, "initial_lexer_fuel", 6000)
     numbers = {f"k{i}": {"type": "integer", "minimum": -131 * i - 17, "maximum": 123456 + 77 * i} for i in range(8)}
     each = {"type": "object", "properties": numbers, "required": [*numbers]}
     assert not takes(compiler, of_tool(compiler, each), call({}))

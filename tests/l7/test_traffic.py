@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from mini_engine.server import traffic
-from mini_engine.server.traffic import LineASecond, Traffic
+from mini_engine.server.hardening import traffic
+from mini_engine.server.hardening.traffic import LineASecond, Traffic
 from tests.l7.service import PATIENCE, Service, raw_request
 
 pytestmark = pytest.mark.reference  # no task is about this
@@ -42,20 +42,20 @@ def exchange(service: Service, data: bytes) -> bytes:
     return content
 
 
-def test_events_within_a_second_are_one_line_that_counts_them():
-    said, timers = [], []
-    events = LineASecond(lambda what, latest: said.append((dict(what), latest)), lambda s, work: timers.append(work))
+def test_events_within_a_second_are_one_line_that_counts_them(caplog):
+    timers = []
+    events = LineASecond("events", lambda seconds, work: timers.append(work))
     events.note("a", "the first")
-    assert said == [({"a": 1}, "the first")], "the first one is told at once"
+    assert lines(caplog) == ["events: 1 (a: 1), the latest the first"], "the first one is told at once"
     for number in range(1000):
         events.note("ab"[number % 2], str(number))
-    assert len(said) == 1 == len(timers)
+    assert len(lines(caplog)) == 1 == len(timers)
     timers.pop()()
-    assert said[1:] == [({"a": 500, "b": 500}, "999")], "the others when the second is over"
+    assert lines(caplog)[1:] == ["events: 1000 (a: 500, b: 500), the latest 999"], "the rest when the second is over"
     timers.pop()()
-    assert len(said) == 2 and not timers, "after a second without any, nothing is told and nothing waits"
+    assert len(lines(caplog)) == 2 and not timers, "after a second without any, nothing is told and nothing waits"
     events.note("a", "the next")
-    assert said[2:] == [({"a": 1}, "the next")]
+    assert lines(caplog)[2:] == ["events: 1 (a: 1), the latest the next"]
 
 
 def test_a_flood_of_nonsense_is_one_line_with_the_address(quiet, caplog):

@@ -60,7 +60,7 @@ def test_clients_of_different_keys_share_nothing():
 
 
 def test_no_salt_leads_into_another_namespace():
-    from mini_engine.server.app import namespace
+    from mini_engine.server.service import namespace
 
     names = [None, "", "x", "null", '["x", null]']
     found = {namespace(tenant, salt) for tenant in names for salt in names}

@@ -17,7 +17,8 @@ from mini_engine.cli.arguments import tokenizer_of
 from mini_engine.distributed.replicas.cluster import Cluster
 from mini_engine.distributed.replicas.service import ReplicaMetrics, ReplicaService
 from mini_engine.server.app import ServerApp
-from mini_engine.server.background import DrainingServer, url_of
+from mini_engine.server.background import DrainingServer
+from mini_engine.server.listening import url_of
 from mini_engine.server.server_config import ServerConfig
 from mini_engine.text.tokenizer import Tokenizer
 

@@ -15,7 +15,7 @@ from mini_engine.distributed.replicas.wire import FormGrammar
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.jobs import Job
 from mini_engine.engine.worker import EngineStopped, EngineWorker, ModelLimits, QueueFull
-from mini_engine.server.grammars import GrammarCompiler
+from mini_engine.grammars.compiler import GrammarCompiler
 from mini_engine.server.metrics import Metrics
 
 REPORTS = 256  # the number of latest prompts in a report

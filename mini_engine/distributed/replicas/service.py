@@ -15,11 +15,11 @@ from mini_engine.distributed.replicas.cluster import Cluster, ReplicaStopped
 from mini_engine.distributed.replicas.wire import FormGrammar
 from mini_engine.engine.grammar import Grammar
 from mini_engine.engine.jobs import Answers
-from mini_engine.server.app import Service
+from mini_engine.grammars.output_forms import OutputForm
 from mini_engine.server.errors import RETRY, ApiError
-from mini_engine.server.output_forms import OutputForm
 from mini_engine.server.protocol import Sampling
 from mini_engine.server.server_config import ServerConfig
+from mini_engine.server.service import Service
 
 ANSWER_SECONDS = 0.5  # the longest that a probe waits for a new answer
 STALE_SECONDS = 30.0

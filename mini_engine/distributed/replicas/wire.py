@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from mini_engine.engine.grammar import ANYTHING, Matcher
-from mini_engine.server.output_forms import OutputForm
+from mini_engine.grammars.output_forms import OutputForm
 from mini_engine.tiers.keys import chain
 
 TOKEN_BYTES = 4

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <thread>
 
-#include "../attention/vectors.h"
+#include "../../attention/vectors.h"
 
 constexpr int LINE = 64, LOOKS = 200;  // at a flag before a look at the clock
 constexpr std::chrono::microseconds AWAKE{1000}, NAP{50};

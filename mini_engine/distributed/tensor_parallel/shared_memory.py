@@ -37,7 +37,7 @@ class Meeting(ctypes.Structure):
 
 
 LIBRARY = Library(
-    (HERE / "meeting.cpp", HERE / "meeting.h", HERE.parent / "attention" / "vectors.h"),
+    (HERE / "meeting.cpp", HERE / "meeting.h", HERE.parents[1] / "attention" / "vectors.h"),
     {
         "all_reduce": Signature((POINTER(Meeting), c_void_p, c_int64)),
         "gather": Signature((POINTER(Meeting), c_void_p, c_int64, c_void_p)),

@@ -12,16 +12,13 @@ it runs out of tokens.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from mini_engine.base.errors import UserError
-from mini_engine.server.schemas import check_schema, closed, named
-from mini_engine.server.tool_schemas import ANY_OBJECT, bounded, of_object
+from mini_engine.grammars.schemas import JsonObject, check_schema, closed, named
+from mini_engine.grammars.tool_schemas import ANY_OBJECT, bounded, of_object
 from mini_engine.text.tool_messages import CALL_MARKS
-
-JsonObject = dict[str, Any]
 
 OPEN, CLOSE = CALL_MARKS
 MAX_TOGETHER = 2**16  # characters of all schemas of a request
@@ -55,7 +52,7 @@ class OutputForm:
     may_say: bool = True
     several: bool = False
     regex: str | None = None
-    choices: tuple[str, ...] = ()
+    choices: Sequence[str] = ()
     param: str = "response_format"
 
     def check(self) -> None:

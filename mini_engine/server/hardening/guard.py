@@ -11,16 +11,16 @@
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mini_engine.server.errors import RETRY, ApiError
+from mini_engine.server.hardening.traffic import Traffic
 from mini_engine.server.server_config import ServerConfig
-from mini_engine.server.traffic import Traffic
 
 PIECE = 2**13  # bytes read at a time: as one-byte chunks they take h11 5 ms, then other connections get their turn
 MAX_HEAD = 2**14  # h11's limit for headers, which count as bytes over the wire
@@ -29,34 +29,20 @@ LINGER_SECONDS = 1.0
 LINGER_BYTES = 2**16
 
 
-class WithoutWarnings(logging.Logger):
-    """uvicorn's logger without its warnings: one for each malformed request, and two for each that asks to upgrade."""
-
-    def __init__(self, name: str, parent: logging.Logger) -> None:
-        super().__init__(name)
-        self.parent = parent
-
-    def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
-        """Do nothing: `Traffic` counts malformed requests, and requests to upgrade are served without upgrading."""
-
-
+@dataclass
 class Guard:
     """The state that all connections of one server share.
 
-    Args:
-        limits: the server's; `max_connections` as limited by `room_for_connections`.
-        traffic: counts the responses that a connection sends before the app has a request.
-
-    Attributes:
-        silent: the connections whose client has to send something next, the longest silent first.
-        buffer: the bytes just read; each connection takes them out before the next one reads.
+    limits: the server's; `max_connections` as limited by `room_for_connections`.
+    traffic: counts the responses that a connection sends before the app has a request.
+    silent: the connections whose client has to send something next, the longest silent first.
+    buffer: the bytes just read; each connection takes them out before the next one reads.
     """
 
-    def __init__(self, limits: ServerConfig, traffic: Traffic) -> None:
-        self.limits, self.traffic = limits, traffic
-        self.silent: dict[GuardedProtocol, None] = {}
-        self.logger = WithoutWarnings("uvicorn.error", logging.getLogger("uvicorn.error"))
-        self.buffer = memoryview(bytearray(PIECE))
+    limits: ServerConfig
+    traffic: Traffic
+    silent: dict["GuardedProtocol", None] = field(default_factory=dict)
+    buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(PIECE)))
 
 
 class Lingering:
@@ -100,7 +86,6 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
     def __init__(self, *args: Any, guard: Guard, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.guard, self.limits = guard, guard.limits
-        self.logger = guard.logger
         self.header_timer: asyncio.TimerHandle | None = None
         self.write_timer: asyncio.TimerHandle | None = None
         self.num_received = 0  # bytes since the last response
@@ -161,13 +146,12 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
     def watch(self) -> None:
         """Track whether the client has to send something next, and time its headers."""
         their_state = self.conn.their_state
-        is_silent = self.lingering.lingers or their_state in (h11.IDLE, h11.SEND_BODY)
-        if is_silent and not self.lingering.transport.is_closing():
-            if their_state is h11.SEND_BODY:  # a body in transit, which `body_seconds` bounds
-                self.guard.silent.pop(self, None)
-            self.guard.silent.setdefault(self)
-        else:
+        lingers, is_closing = self.lingering.lingers, self.lingering.transport.is_closing()
+        is_silent = not is_closing and (lingers or their_state in (h11.IDLE, h11.SEND_BODY))
+        if not is_silent or their_state is h11.SEND_BODY:  # a body in transit, which `body_seconds` bounds
             self.guard.silent.pop(self, None)
+        if is_silent:
+            self.guard.silent.setdefault(self)
         if their_state is not h11.IDLE or self.transport.is_closing():
             stop(self.header_timer)
             self.header_timer = None
@@ -183,6 +167,7 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
     def refuse(self, status: int, message: str, code: str | None = None) -> None:
         """Answer with an error, unless an answer has begun, and close."""
         self.guard.silent.pop(self, None)
+        self.guard.traffic.refused(status, self.client, "a connection")
         if self.transport.is_closing():
             self.transport.abort()
             return
@@ -195,7 +180,6 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse bytes that are not HTTP, even in the middle of an answer."""
-        self.guard.traffic.malformed(self.client)
         self.refuse(400, "this is not a valid HTTP request")
 
     def send_error(self, error: ApiError) -> None:
@@ -203,7 +187,7 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
         body = json.dumps(error.body).encode()
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
         head = h11.Response(status_code=error.status_code, headers=[*(headers | dict(error.headers or {})).items()])
-        self.guard.traffic.answered(error.status_code, self.client)
+        self.guard.traffic.responses.labels(error.status_code).inc()
         for event in (head, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
 

@@ -9,15 +9,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mini_engine.base.errors import UserError
-from mini_engine.server.schemas import BY_NAME, NOTES, check_parts, check_schema, without_notes
-
-JsonObject = dict[str, Any]
+from mini_engine.grammars.schemas import (
+    NOTES,
+    JsonObject,
+    check_parts,
+    check_schema,
+    holds_schemas,
+    mapped,
+    without_notes,
+)
 
 ANY_OBJECT: JsonObject = {"type": "object"}
 NO_ARGUMENTS: JsonObject = {"type": "object", "properties": {}}
 OTHER_TYPES = {"null", "boolean", "integer", "number", "string", "array"}
-IN_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
-ALONE = ("items", "additionalProperties")
 MAX_TRIALS = 100
 
 
@@ -87,19 +91,19 @@ class Pruner:
             return schema
         kind = schema.get("type")
         base = {"type": kind} if self.holds({"type": kind}) else {}
-        found = {}
+        kept = {}
         for key, value in schema.items():
-            if key in BY_NAME and isinstance(value, dict):
-                names = [name for name in value if key != "patternProperties" or self.holds({"pattern": name})]
-                found[key] = {name: self.pruned(value[name]) for name in names}
-            elif key in IN_LIST and isinstance(value, list):
-                found[key] = [self.pruned(each) for each in value]
-            elif key in ALONE and isinstance(value, dict):
-                found[key] = self.pruned(value)
-            elif self.leads_somewhere(value) if key == "$ref" else self.holds(base | {key: value}):
-                found[key] = value
+            if key == "patternProperties" and isinstance(value, dict):
+                value = {name: each for name, each in value.items() if self.holds({"pattern": name})}
+            if holds_schemas(key, value) or self.works_in(base, key, value):
+                kept[key] = value
+        found = mapped(kept, lambda each, _: self.pruned(each))
         is_closed = "$ref" in found or "$ref" not in schema
         return found if is_closed else {"additionalProperties": True, **found}  # the dropped part may have named others
+
+    def works_in(self, base: JsonObject, key: str, value: Any) -> bool:
+        """Return True if a keyword works beside the schema's type alone."""
+        return self.leads_somewhere(value) if key == "$ref" else self.holds(base | {key: value})
 
     def holds(self, schema: JsonObject) -> bool:
         """Return True if this works alone."""

@@ -22,8 +22,7 @@ def end_in_time(worker: EngineWorker, seconds: float) -> None:
     """End the engine thread, and make sure that the process ends.
 
     If the thread does not return from its step, the process ends here, with exit code 1. Otherwise it ends as usual,
-    but
-    no later than the grace period or LEAST_SECONDS: records that wait for a hung disk are then lost.
+    but no later than the grace period or LEAST_SECONDS: records that wait for a hung disk are then lost.
 
     Args:
         seconds: the rest of the grace period.
@@ -32,19 +31,14 @@ def end_in_time(worker: EngineWorker, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     if not worker.close(seconds):
         log.error("the engine's step did not return within the grace period; ending the process")
-        release(worker)
+        closing = threading.Thread(target=worker.engine.runner.close, daemon=True)  # resources outside this process
+        closing.start()
+        closing.join(RELEASE_SECONDS)
         leave(1)
     left = max(LEAST_SECONDS, deadline - time.monotonic())
     ending = threading.Timer(left, leave, [2 if worker.fault else 0])
     ending.daemon = True  # it does not keep the process alive
     ending.start()
-
-
-def release(worker: EngineWorker) -> None:
-    """Release the engine's resources outside this process, as far as a short time allows."""
-    closing = threading.Thread(target=worker.engine.runner.close, daemon=True)
-    closing.start()
-    closing.join(RELEASE_SECONDS)
 
 
 def leave(code: int) -> None:

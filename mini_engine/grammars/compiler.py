@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from mini_engine.base.errors import UserError
 from mini_engine.engine.grammar import Grammar
-from mini_engine.server.matchers import CompiledGrammar, reason_of
-from mini_engine.server.output_forms import LENIENT, OPEN, OutputForm, as_json
-from mini_engine.server.tool_schemas import ANY_OBJECT, JsonObject, of_object, relaxations
+from mini_engine.grammars.matchers import CompiledGrammar, reason_of
+from mini_engine.grammars.output_forms import LENIENT, OPEN, OutputForm, as_json
+from mini_engine.grammars.schemas import JsonObject
+from mini_engine.grammars.tool_schemas import ANY_OBJECT, of_object, relaxations
 from mini_engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -66,11 +67,11 @@ class GrammarCompiler:
 
     def compile_sync(self, form: OutputForm) -> Grammar:
         """Compile in this thread."""
-        form = self.bounded(form)
         try:
             import llguidance  # noqa: F401
         except ModuleNotFoundError:
             raise UserError("structured output and tools need llguidance: pip install 'kv-course[server]'") from None
+        form = self.bounded(form)
         compiled = self.tried(form)
         if compiled.is_error() and form.functions:
             functions = {name: self.relaxed(name, of_object(schema)) for name, schema in form.functions.items()}

@@ -1,7 +1,7 @@
 """Lesson 7. JSON schemas from clients: limited in size before compiling, and closed to unnamed properties."""
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 from mini_engine.base.errors import UserError
@@ -11,12 +11,10 @@ JsonObject = dict[str, Any]
 MAX_CHARACTERS = 2**15
 MAX_VALUES = 2000
 MAX_DEPTH = 32
-NAMED = ("properties", "$defs", "definitions")  # keywords whose values hold schemas by name
-BY_NAME = (*NAMED, "patternProperties", "dependentSchemas")
+BY_NAME = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")  # hold schemas by name
 BRANCHED = ("anyOf", "oneOf")
-LISTED = (*BRANCHED, "prefixItems")  # keywords whose values are lists of schemas
+LISTED = (*BRANCHED, "allOf", "prefixItems")  # keywords whose values are lists of schemas
 ALONE = ("items", "additionalProperties")  # keywords whose value is one schema
-LITERAL = ("enum", "const", "default", "examples", "required")  # keywords whose values are data, not schemas
 NOTES = ("title", "description", "$comment", "default", "examples")  # do not affect which values fit
 ADDING = ("then", "else", "dependentSchemas")  # may name more properties
 OPEN_ON_PURPOSE = ("additionalProperties", "unevaluatedProperties", "patternProperties", *ADDING)
@@ -47,17 +45,29 @@ def check_parts(schema: JsonObject, param: str, skipped: Collection[str] = ()) -
             left += [(each, depth + 1, False) for each in value]
 
 
-def without_notes(schema: Any) -> Any:
+def holds_schemas(key: str, value: Any) -> bool:
+    """Return True if the value of a schema's keyword is one schema, or several."""
+    return isinstance(value, list) if key in LISTED else key in (*BY_NAME, *ALONE) and isinstance(value, dict)
+
+
+def mapped(schema: JsonObject, change: Callable[[Any, str], Any]) -> JsonObject:
+    """Return a copy of a schema with every schema directly inside it changed. change: is given the keyword, too."""
+    found = dict(schema)
+    for key, value in schema.items():
+        if not holds_schemas(key, value):
+            continue
+        if key in BY_NAME:
+            found[key] = {name: change(each, key) for name, each in value.items()}
+        else:
+            found[key] = [change(each, key) for each in value] if key in LISTED else change(value, key)
+    return found
+
+
+def without_notes(schema: Any, _key: str = "") -> Any:
     """Return the schema without annotations, which only readers need."""
-    if isinstance(schema, list):
-        return [without_notes(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: value for key, value in schema.items() if key not in NOTES}
-    for key in kept.keys() - {*LITERAL}:
-        value, by_name = kept[key], key in BY_NAME and isinstance(kept[key], dict)
-        kept[key] = {n: without_notes(each) for n, each in value.items()} if by_name else without_notes(value)
-    return kept
+    return mapped({key: value for key, value in schema.items() if key not in NOTES}, without_notes)
 
 
 def closed(schema: JsonObject) -> JsonObject:
@@ -67,17 +77,14 @@ def closed(schema: JsonObject) -> JsonObject:
     weak model then invents one after another. Schemas that combine others with `allOf`, or add properties to a `$ref`,
     are left unchanged.
     """
-    combines = any("allOf" in each or {"$ref", "properties"} <= each.keys() for each in subschemas(schema))
-    return schema if combines else _closed(schema)
+    return schema if combines(schema) else _closed(schema)
 
 
-def named(schema: Any) -> Any:
+def named(schema: Any, _key: str = "") -> Any:
     """Return the schema with `propertyNames`, as zod writes them for a record, in keywords that llguidance supports."""
-    if isinstance(schema, list):
-        return [named(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: value if key in LITERAL else named(value) for key, value in schema.items()}
+    found = mapped(schema, named)
     names = found.get("propertyNames")
     if not isinstance(names, dict) or "properties" in found or "patternProperties" in found:
         return found
@@ -95,17 +102,13 @@ def named(schema: Any) -> Any:
     return found
 
 
-def subschemas(schema: Any) -> Iterator[JsonObject]:
-    """Yield the schema and all schemas in it."""
+def combines(schema: Any) -> bool:
+    """Return True if a part of the schema has `allOf`, or properties beside a `$ref`."""
     if not isinstance(schema, dict):
-        return
-    yield schema
-    for key, value in schema.items():
-        several = [value] if key in ALONE else value if key in LISTED else ()
-        if key in NAMED and isinstance(value, dict):
-            several = value.values()
-        for each in several if not isinstance(several, str | int | float | None) else ():
-            yield from subschemas(each)
+        return False
+    inner: list[Any] = []
+    mapped(schema, lambda each, key: inner.append(each))
+    return "allOf" in schema or {"$ref", "properties"} <= schema.keys() or any(map(combines, inner))
 
 
 def _closed(schema: Any, adds: bool = False) -> Any:
@@ -113,15 +116,7 @@ def _closed(schema: Any, adds: bool = False) -> Any:
     if not isinstance(schema, dict):
         return schema
     has_more = adds or ("properties" in schema and any(map(has_properties, branches(schema))))
-    found = {}
-    for key, value in schema.items():
-        if key in NAMED and isinstance(value, dict):
-            value = {name: _closed(each) for name, each in value.items()}
-        elif key in LISTED and isinstance(value, list):
-            value = [_closed(each, has_more and key in BRANCHED) for each in value]
-        elif key in ALONE:
-            value = _closed(value)
-        found[key] = value
+    found = mapped(schema, lambda each, key: _closed(each, (has_more and key in BRANCHED) or key in ADDING))
     is_open = any(schema.get(key, False) is not False for key in OPEN_ON_PURPOSE)
     if "properties" in schema and not has_more and not is_open:
         found["additionalProperties"] = False
