@@ -22,7 +22,7 @@ def run(args) -> int:
     import torch
 
     from mini_engine.checkpoint.config import DTYPES
-    from mini_engine.checkpoint.weights import load_model
+    from mini_engine.families.qwen3 import load_model
     from mini_engine.pocket import POCKET_DIR
 
     device = pick_device(args.device)

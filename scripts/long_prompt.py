@@ -17,7 +17,7 @@ BLOCK_SIZE = 16
 
 
 def run(args) -> int:
-    from mini_engine.checkpoint.weights import load_model
+    from mini_engine.families.qwen3 import load_model
     from mini_engine.pocket import POCKET_DIR
 
     args.device = pick_device(args.device)

@@ -38,7 +38,7 @@ def arguments():
 
 def run(args) -> int:
     from mini_engine.checkpoint.config import DTYPES, Qwen3Config
-    from mini_engine.checkpoint.weights import resolve_checkpoint
+    from mini_engine.checkpoint.directory import resolve_checkpoint
     from mini_engine.kv.token_flat import pool_slots
 
     if args.model:

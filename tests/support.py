@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.checkpoint.weights import load_model
+from mini_engine.families.qwen3 import load_model
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.qwen3 import qwen3_model
 

@@ -17,7 +17,6 @@ from mini_engine.assembly.choices import (
     coordinator_of,
     decoding_of,
     identity_of,
-    identity_of_stored,
     runner_of,
     with_layers,
 )
@@ -28,9 +27,10 @@ from mini_engine.assembly.pools import OWN_POOLS, Pools
 from mini_engine.assembly.storage import Storage
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
-from mini_engine.checkpoint.weights import check_place, resolve_checkpoint
+from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.engine.engine import Engine, default_kv_bytes
 from mini_engine.engine.scheduler import Scheduler
+from mini_engine.families.family import check_dtype_and_device
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.model.causal_lm import CausalLM
 
@@ -47,7 +47,7 @@ def open_engine(
     device: str | torch.device = "auto",
     capture: Any = None,
 ) -> Engine:
-    """Return an engine for a checkpoint, in one process or over several. Its runner's `close` ends the others.
+    """Return an engine for a checkpoint, in one process or over several (lesson 18). Its runner's `close` ends these.
 
     Args:
         dtype, device: as for `load`. capture: as for `build_engine`.
@@ -56,9 +56,18 @@ def open_engine(
         UserError: the checkpoint or an option cannot work here; one sentence says why.
     """
     with prefill_workers(path_or_hub_id, config, dtype, device) as workers:
-        if config.tensor_parallel_size > 1:
-            return parallel(path_or_hub_id, config, dtype, device, capture, workers)
-        return build_engine(load(path_or_hub_id, dtype, device), config, capture=capture, workers=workers)
+        if config.tensor_parallel_size == 1:
+            return build_engine(load(path_or_hub_id, dtype, device), config, capture=capture, workers=workers)
+        from mini_engine.distributed.tensor_parallel.limits import check_shareable, device_of_ranks
+
+        check_shareable(config)
+        device = device_of_ranks(device, config.tensor_parallel_size)
+        ranks, identity = start_ranks(path_or_hub_id, config, as_dtype(dtype, device), device=device)
+        try:  # this process is rank 0
+            return over_ranks(ranks, replace(config, cuda_graphs=False), identity, capture, workers)
+        except BaseException:
+            ranks.close()
+            raise
 
 
 @contextmanager
@@ -81,7 +90,6 @@ def build_worker(path: str, config: EngineConfig, dtype: str, device: str, block
     """Load the model in a prefill worker's process; return its engine, its connector and its layout (lesson 19)."""
     from mini_engine.handover.opening import sending_connector
     from mini_engine.handover.prefill import Built
-    from mini_engine.tiers.opening import identity_of
 
     model = load(path, dtype, device)
     identity, ends = identity_of(model, config), []
@@ -143,28 +151,6 @@ def assemble(
     return Engine(model.config, scheduler, runner, decoding_of(config, manager))
 
 
-def parallel(
-    path_or_hub_id: str | Path,
-    config: EngineConfig,
-    dtype: str | torch.dtype,
-    device: str | torch.device,
-    capture: Any = None,
-    workers: Any = None,
-) -> Engine:
-    """Start other ranks and return the engine of this one, rank 0 (lesson 18). What ranks cannot share is refused."""
-    from mini_engine.distributed.tensor_parallel.limits import check_shareable, device_of_ranks
-
-    check_shareable(config)
-    device = device_of_ranks(device, config.tensor_parallel_size)
-    config = replace(config, cuda_graphs=False)
-    ranks, identity = start_ranks(path_or_hub_id, config, as_dtype(dtype, device), device=device)
-    try:
-        return over_ranks(ranks, config, identity, capture, workers)
-    except BaseException:
-        ranks.close()
-        raise
-
-
 def start_ranks(
     path_or_hub_id: str | Path, config: EngineConfig, dtype: torch.dtype, transport: str = "auto", device: str = "cpu"
 ) -> "tuple[Ranks, Any]":
@@ -179,16 +165,16 @@ def start_ranks(
     from mini_engine.distributed.tensor_parallel.processes import Ranks
     from mini_engine.distributed.tensor_parallel.shard import share_of, shared_by
 
-    check_place(dtype, device)
+    check_dtype_and_device(dtype, device)
     directory = resolve_checkpoint(path_or_hub_id)
     read = reader_of(directory).stored
     stored = read(directory)
     share_of(stored.config, config.tensor_parallel_size, shared_by(stored.config))
     ranks = Ranks(
-        str(directory), config.tensor_parallel_size, dtype, config.backend, read, transport=transport, device=device
+        str(directory), config.tensor_parallel_size, read, dtype, config.backend, transport=transport, device=device
     )
     try:
-        identity = identity_of_stored(stored, dtype, config)
+        identity = identity_of(stored, config, dtype)
         ranks.join(stored)
     except BaseException:
         ranks.close()

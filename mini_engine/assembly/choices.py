@@ -17,7 +17,6 @@ from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.assembly.pools import Pools
 from mini_engine.assembly.storage import Storage
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.stored import Stored
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import Group, ModelRunner, Runner
 from mini_engine.engine.sampling_params import SamplingParams
@@ -33,47 +32,38 @@ if TYPE_CHECKING:
 def with_layers(model: Any, backend: str) -> Any:
     """Return the model with the layers of this backend. It takes over the weights of `model`.
 
+    If lesson 10's layers do not work here, "auto" keeps the model's own and says so.
+
     Raises:
         UserError: the backend does not work for this model or on this machine.
     """
     family = family_named(model.config.model_type)
     if family.fuse and (backend == "fused" or (backend == "auto" and model.device.type == "cuda")):
-        return with_fused_layers(model, family.fuse, backend)
+        try:
+            return family.fuse(model)
+        except UserError as why:
+            if backend == "fused":
+                raise
+            sys.stderr.write(f"layers: {why}. Using the reference layers: the same tokens, but more launches a step.\n")
+            return model
     if backend == "reference" or (backend == "auto" and model.device.type != "cpu"):
         return model
     return family.speed_up(model, backend)
 
 
-def with_fused_layers(model: Any, fuse: Callable[[Any], Any], backend: str) -> Any:
-    """Return the model with lesson 10's layers. If they do not work here, "auto" keeps the model and says so."""
-    try:
-        return fuse(model)
-    except UserError as why:
-        if backend == "fused":
-            raise
-        sys.stderr.write(f"layers: {why}. Using the reference layers: the same tokens, but more launches per step.\n")
-        return model
-
-
-def identity_of(model: Any, config: EngineConfig) -> Any:
+def identity_of(model: Any, config: EngineConfig, dtype: torch.dtype | None = None) -> Any:
     """Return the identity that tiers put into this model's records and prefill workers compare; None without either.
 
     It hashes the weights, so it comes before the layers are replaced.
+
+    Args:
+        model: loaded, or the `Stored` tensors of one that each process loads a part of, in this dtype (lesson 18).
     """
     if not config.needs_identity:
         return None
     from mini_engine.tiers import opening as tiers
 
-    return tiers.identity_of(model, config)
-
-
-def identity_of_stored(stored: Stored, dtype: torch.dtype, config: EngineConfig) -> Any:
-    """Return the same for a model that no process loads as a whole (lesson 18)."""
-    if not config.needs_identity:
-        return None
-    from mini_engine.tiers import opening as tiers
-
-    return tiers.identity_of_stored(stored, dtype, config)
+    return tiers.identity_of(model, config) if dtype is None else tiers.identity_of_stored(model, dtype, config)
 
 
 def connecting(

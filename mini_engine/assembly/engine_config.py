@@ -7,14 +7,16 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
 from mini_engine.base.errors import UserError
-from mini_engine.base.values import shown, whole
+from mini_engine.base.values import check_choice, check_switch, checked_whole, shown
 from mini_engine.engine.scheduler_config import SchedulerConfig
 
 if TYPE_CHECKING:
     from mini_engine.speculation.options import Speculation
 
-BACKENDS = ("auto", "packed", "torch", "fused", "reference")
-KV_DTYPES = ("auto", "int8", "int4")
+CHOICES = {
+    "backend": ("auto", "packed", "torch", "fused", "reference"),
+    "kv_dtype": ("auto", "int8", "int4"),
+}
 LEAST = {
     "kv_bytes": 1,
     "num_blocks": 2,  # block 0 is the null block
@@ -27,6 +29,12 @@ LEAST = {
     "handover_min_tokens": 0,
     "max_track_slots": 0,
     "checkpoint_interval": 1,
+}
+NEEDS = {
+    "kv_disk_bytes": "kv_cache_dir",
+    "kv_cache_key_file": "kv_cache_dir",
+    "handover_bytes": "prefill_workers",
+    "handover_min_tokens": "prefill_workers",
 }
 SWITCHES = ("enable_prefix_caching", "kv_always")
 
@@ -105,19 +113,15 @@ class EngineConfig:
         for name, least in LEAST.items():
             self._check_whole(name, least)
         for name in SWITCHES:
-            if type(getattr(self, name)) is not bool:
-                raise UserError(f"{name} is {shown(getattr(self, name))}; give True or False", param=name)
+            check_switch(name, getattr(self, name))
         if self.cuda_graphs not in (None, True, False):
             raise UserError(f"cuda_graphs is {shown(self.cuda_graphs)}; give True, False or None", param="cuda_graphs")
-        for name, choices in (("backend", BACKENDS), ("kv_dtype", KV_DTYPES)):
-            if getattr(self, name) not in choices:
-                wrong = shown(getattr(self, name))
-                raise UserError(f"{name} is {wrong}; choose one of {', '.join(choices)}", param=name)
+        for name, choices in CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
         if self.scheduler_config is not None and not isinstance(self.scheduler_config, SchedulerConfig):
             wrong = shown(self.scheduler_config)
             raise UserError(f"scheduler_config is {wrong}; give a SchedulerConfig", param="scheduler_config")
-        self._check_tiers()
-        self._check_handover()
+        self._check_together()
         if self.speculate is not None:
             from mini_engine.speculation.options import Speculation
 
@@ -127,36 +131,26 @@ class EngineConfig:
         value: Any = getattr(self, name)
         if value is None and type(self).__dataclass_fields__[name].default is None:
             return
-        number = whole(value)
-        if number is None and isinstance(value, float) and value.is_integer() and name.endswith("_bytes"):
-            number = int(value)  # 2e9, for example
-        if number is None or number < least:
-            raise UserError(f"{name} is {shown(value)}; give a whole number of {least} or more", param=name)
-        object.__setattr__(self, name, number)  # the only way to set a frozen field
+        if name.endswith("_bytes") and isinstance(value, float) and value.is_integer():
+            value = int(value)  # 2e9, for example
+        object.__setattr__(self, name, checked_whole(name, value, least))  # the only way to set a frozen field
 
-    def _check_tiers(self) -> None:
+    def _check_together(self) -> None:
         for name, what in (("kv_cache_dir", "directory"), ("kv_cache_key_file", "file")):
             path = getattr(self, name)
             if path is not None and (path == "" or not isinstance(path, str | os.PathLike)):
                 raise UserError(f"{name} is {shown(path)}; name a {what}", param=name)
-        for name in ("kv_disk_bytes", "kv_cache_key_file"):
+        for name, needed in NEEDS.items():
             value = getattr(self, name)
-            if value is not None and self.kv_cache_dir is None:
-                raise UserError(
-                    f"{name} is {shown(str(value))}, but there is no kv_cache_dir; name a directory", param=name
-                )
+            if value is not None and not getattr(self, needed):
+                why = f"{name} is {shown(str(value))}, but {needed} is {getattr(self, needed)}"
+                raise UserError(f"{why}; give both or neither", param=name)
         if self.has_tiers and not self.enable_prefix_caching:
             raise UserError(
                 "tiers keep the prefixes of lesson 8's tree, and prefix caching is off; turn it on, or leave out "
                 "kv_cache_dir, kv_host_bytes and kv_disk_bytes",
                 param="enable_prefix_caching",
             )
-
-    def _check_handover(self) -> None:
-        for name in ("handover_bytes", "handover_min_tokens"):
-            value = getattr(self, name)
-            if value is not None and not self.prefill_workers:
-                raise UserError(f"{name} is {value}, but prefill_workers is 0; ask for at least one", param=name)
 
     @property
     def max_num_seqs(self) -> int:

@@ -133,14 +133,10 @@ def store_of(model: Any, kv: KvPool, states: Any = None) -> Any:
 def state_kind(states: Any, pools: Pools, config: EngineConfig) -> MemoryKind:
     """Return what layers with a state bring (lesson 11)."""
     from mini_engine.hybrid.gdn_pool import PADDING_SLOT
+    from mini_engine.hybrid.graphs import SlotRows
     from mini_engine.hybrid.memory import StateMemory
     from mini_engine.hybrid.plan import add_slots
     from mini_engine.hybrid.sizes import interval_of
-
-    def rows() -> Any:
-        from mini_engine.hybrid.graphs import SlotRows
-
-        return SlotRows(memory.slots_of)
 
     def companion(pools: Pools, blocks: Any) -> Any:
         from mini_engine.tiers.states import StateCompanion
@@ -149,7 +145,8 @@ def state_kind(states: Any, pools: Pools, config: EngineConfig) -> MemoryKind:
 
     memory = StateMemory(pools.slots(states), config.block_size, interval_of(config), config.max_drafts)
     probe = partial(add_slots, lambda request_id: [PADDING_SLOT])
-    return MemoryKind(memory, partial(add_slots, memory.slots_of), probe, rows, companion)
+    plan, rows = partial(add_slots, memory.slots_of), partial(SlotRows, memory.slots_of)
+    return MemoryKind(memory, plan, probe, rows, companion)
 
 
 def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -> tuple[MemoryKind, Any]:
@@ -158,32 +155,24 @@ def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -
     A model with a single layer that attends has group 0 alone, which keeps all tokens: no memory, and no allocator.
     """
     from mini_engine.kv.refcount import RefCountedAllocator
+    from mini_engine.windows.companion import WindowCompanion
+    from mini_engine.windows.graphs import GroupRows
     from mini_engine.windows.groups import num_window_groups, places_of
     from mini_engine.windows.memory import WindowMemory
     from mini_engine.windows.plan import add_tables
     from mini_engine.windows.store import with_groups
 
-    def rows() -> Any:
-        from mini_engine.windows.graphs import GroupRows
-
-        return GroupRows(memory.tables_of, num_groups)
-
     def probe(meta: Any, chunks: Any) -> Any:  # no request has blocks yet: every group has those of group 0
         return with_groups(meta, [meta.block_table] * num_groups)
-
-    def companion(pools: Pools, blocks: Any) -> Any:
-        from mini_engine.windows.companion import WindowCompanion
-
-        return WindowCompanion(blocks, memory)
 
     [window] = {kind.size for kind in layers if isinstance(kind, Window)}
     num_groups = num_window_groups(places_of(attending(layers)))
     allocator = RefCountedAllocator(num_blocks, config.block_size)
     memory = WindowMemory(allocator, window, num_groups, config.most_in_step)
+    plan, rows = partial(add_tables, memory.tables_of, num_groups), partial(GroupRows, memory.tables_of, num_groups)
     if num_groups == 0:
         return MemoryKind(None, probe, probe, rows, None), None
-    plan = partial(add_tables, memory.tables_of, num_groups)
-    return MemoryKind(memory, plan, probe, rows, companion), allocator
+    return MemoryKind(memory, plan, probe, rows, lambda _, blocks: WindowCompanion(blocks, memory)), allocator
 
 
 def coordinator_for(memories: Sequence[CacheMemory], caches: bool, allocator: Any) -> Callable[..., KvCoordinator]:
@@ -199,19 +188,13 @@ def coordinator_for(memories: Sequence[CacheMemory], caches: bool, allocator: An
 
     if not memories:
         return CacheCoordinator
+    from mini_engine.kv.memories import Memories
     from mini_engine.kv.prefix_cache import PrefixCache
 
-    memory = memories[0] if len(memories) == 1 else several(memories)
+    memory = memories[0] if len(memories) == 1 else Memories(memories)
     # without prefix caching: a tree that keeps nothing
     prefixes = partial(PrefixCache, capacity=None if caches else 0, memory=memory, allocator=allocator)
     return partial(CacheCoordinator, prefixes=prefixes)
-
-
-def several(memories: Sequence[CacheMemory]) -> CacheMemory:
-    """Return several memories as one."""
-    from mini_engine.kv.memories import Memories
-
-    return Memories(memories)
 
 
 @contextmanager

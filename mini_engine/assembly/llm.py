@@ -18,7 +18,7 @@ import torch
 from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
-from mini_engine.checkpoint.weights import resolve_checkpoint
+from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.engine.answer import AnswerReader, TextDelta, WholeAnswer
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.offline import Completion, generate_all
@@ -43,7 +43,7 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
-def in_turn(method: Callable[Concatenate[Any, Given], Result]) -> Callable[Concatenate[Any, Given], Result]:
+def taking_turns(method: Callable[Concatenate[Any, Given], Result]) -> Callable[Concatenate[Any, Given], Result]:
     """Let one thread at a time run a method that uses the engine or the tokenizer: neither is thread-safe."""
 
     @functools.wraps(method)
@@ -63,7 +63,7 @@ class LLM:
         model: a checkpoint directory, a hub id such as "Qwen/Qwen3-0.6B", "pocket-hybrid" (lesson 11),
             "pocket-windows" (lesson 15) or "pocket-latent" (lesson 16), or a loaded model; None is the pocket model.
         tokenizer: for a loaded model. A checkpoint has its own; without one, it takes and gives only token ids.
-        dtype, device: as in `build.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
+        dtype, device: as in `loading.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
             tensor_parallel_size above 1 (lesson 18) and prefill_workers (lesson 19) start processes, which end with the
             LLM; a script that asks for them belongs under `if __name__ == "__main__":`.
         config: the engine's options; or give the fields of `EngineConfig` by name.
@@ -83,7 +83,7 @@ class LLM:
         **options: Any,
     ) -> None:
         from mini_engine.assembly import build  # the composition root, above all lessons; `for_engine` does without it
-        from mini_engine.assembly.loading import check_kind
+        from mini_engine.assembly.loading import reader_of
 
         if config is not None and options:
             raise UserError(
@@ -99,7 +99,7 @@ class LLM:
             self._begin(build.build_engine(model, config), tokenizer)
             return
         place = resolve_checkpoint(POCKET_DIR if model is None else model)  # once: a hub id is asked for
-        check_kind(place)  # before the tokenizer, so that an unsupported model is not reported as lacking one
+        reader_of(place).shape(place)  # before the tokenizer: an unsupported model is not reported as lacking one
         tokenizer = tokenizer or tokenizer_of(place)
         self._begin(build.open_engine(place, config, dtype, device), tokenizer)
         tokenizer.warn_of_lost_end(self.engine.config.eos_token_ids)
@@ -123,7 +123,7 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    @in_turn
+    @taking_turns
     def close(self) -> None:
         """Abort requests, release model and pool, and end other ranks, even if one of them fails. Idempotent."""
         engine, self._engine = self._engine, None
@@ -141,7 +141,7 @@ class LLM:
             raise RuntimeError("this LLM is closed; make a new one")
         return self._engine
 
-    @in_turn
+    @taking_turns
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -165,7 +165,7 @@ class LLM:
         wanted = [self.default_params(len(each)) for each in ids] if params is None else params
         return generate_all(self.engine, ids, wanted, progress, lambda r: WholeAnswer(r, self.tokenizer))
 
-    @in_turn
+    @taking_turns
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -188,7 +188,7 @@ class LLM:
         ids = [self.encode_chat(conversation, tools, chat_template_kwargs) for conversation in conversations]
         return self.generate(ids, params, progress)
 
-    @in_turn
+    @taking_turns
     def stream(
         self,
         prompt: Prompt | Sequence[Message],
@@ -217,7 +217,7 @@ class LLM:
         request = self.engine.add_request(next(self._stream_ids), ids, wanted)
         return Stream(self.engine, request, AnswerReader(request, self.tokenizer), self.turn)
 
-    @in_turn
+    @taking_turns
     def encode_chat(self, conversation: object, tools: object = None, variables: Any = None) -> list[int]:
         """Return the token ids of a conversation. UserError if it is not a conversation."""
         return self.tokenizer.encode_chat(checked_messages(conversation), checked_tools(tools), variables)
@@ -228,14 +228,14 @@ class LLM:
         Used of that file: temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens. The method's name
         is vLLM's.
         """
-        return SamplingParams(**self.engine.config.sampling.given)
+        return SamplingParams(**self.engine.config.sampling)
 
     def default_params(self, num_prompt_tokens: int) -> SamplingParams:
         """Return the same for a prompt of this length, with max_tokens limited to what fits after it."""
         suggested, room = self.get_default_sampling_params(), self.engine.max_request_tokens - num_prompt_tokens
         return replace(suggested, max_tokens=max(1, min(suggested.max_tokens, room)))
 
-    @in_turn
+    @taking_turns
     def encode(self, prompt: object) -> list[int]:
         """Return the token ids of a text to be continued; ids are returned as they are. UserError for anything else."""
         return self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else checked_ids(prompt)
@@ -255,7 +255,7 @@ class Stream:
     def __iter__(self) -> "Stream":
         return self
 
-    @in_turn
+    @taking_turns
     def __next__(self) -> TextDelta:
         """Run the engine until this answer has a new delta, and return it."""
         if self.ended:
@@ -279,7 +279,7 @@ class Stream:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    @in_turn
+    @taking_turns
     def close(self) -> None:
         """Abort the request unless it has finished. Idempotent."""
         self.ended = True

@@ -7,8 +7,8 @@ import torch
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
 from mini_engine.checkpoint.config import DTYPES
+from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.checkpoint.json_files import read_json
-from mini_engine.checkpoint.weights import resolve_checkpoint
 from mini_engine.families import family_of
 from mini_engine.families.family import Family
 from mini_engine.model.causal_lm import CausalLM
@@ -28,7 +28,10 @@ def load(path_or_hub_id: str | Path, dtype: str | torch.dtype, device: str | tor
         raise UserError("device is 'cuda', but this torch sees no CUDA device; use 'cpu'", param="device")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = as_device(device)
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise UserError(f"device is {shown(device)}; choose one of auto, cpu, cuda", param="device") from None
     dtype = as_dtype(dtype, device)
     directory = resolve_checkpoint(path_or_hub_id)
     return reader_of(directory).load(directory, dtype, device)
@@ -38,20 +41,6 @@ def reader_of(directory: Path) -> Family:
     """Return the family that reads a checkpoint. UserError: its config.json is of none that run here."""
     path = directory / "config.json"
     return family_of(read_json(path), path)
-
-
-def check_kind(path_or_hub_id: str | Path) -> None:
-    """Raise UserError unless a checkpoint's config.json describes a model that runs here. No tensor is read."""
-    directory = resolve_checkpoint(path_or_hub_id)
-    reader_of(directory).shape(directory)
-
-
-def as_device(device: str | torch.device) -> torch.device:
-    """Return the device with this name; UserError if torch has no such device."""
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError):
-        raise UserError(f"device is {shown(device)}; choose one of auto, cpu, cuda", param="device") from None
 
 
 def as_dtype(dtype: str | torch.dtype, device: str | torch.device) -> torch.dtype:

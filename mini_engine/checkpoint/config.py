@@ -7,7 +7,7 @@ the files may hold.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -16,7 +16,7 @@ import torch
 
 from mini_engine.base.errors import TooLong, UserError, warn_once
 from mini_engine.base.values import shown
-from mini_engine.checkpoint.generation import NO_DEFAULTS, SamplingDefaults, end_tokens, sampling_defaults
+from mini_engine.checkpoint.generation import end_tokens, sampling_defaults
 from mini_engine.checkpoint.json_files import read_json
 from mini_engine.model.kinds import Full, Kind, attending
 
@@ -52,7 +52,7 @@ class Qwen3Config:
     """The shape of a dense Qwen3 model. Fields have the names they have in config.json.
 
     model_type: of the family, as in config.json.
-    sampling: generation_config.json's suggestions for requests without sampling parameters; lessons 6 and 7 use them.
+    sampling: parameters of generation_config.json for requests that leave them out; lessons 6 and 7 use them.
     """
 
     model_type: ClassVar[str] = "qwen3"
@@ -71,7 +71,7 @@ class Qwen3Config:
     attention_bias: bool = False
     eos_token_ids: tuple[int, ...] = ()
     rope_scaling: RopeScaling = RopeScaling()
-    sampling: SamplingDefaults = NO_DEFAULTS
+    sampling: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def layers(self) -> tuple[Kind, ...]:

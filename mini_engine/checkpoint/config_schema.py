@@ -169,11 +169,6 @@ def read_end_tokens(raw: Mapping[str, Any], path: Path) -> tuple[int, ...]:
     return (ids,) if isinstance(ids, int) else tuple(ids)
 
 
-def read_sampling(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the sampling parameters in a generation_config.json; UserError if a value is out of range."""
-    return check(SAMPLING, raw, path)
-
-
 def read_weight_map(raw: Mapping[str, Any], path: Path) -> dict[str, str]:
     """Return the file of each tensor; UserError for a file outside the index's own directory."""
     files = check(INDEX, raw, path)["weight_map"]

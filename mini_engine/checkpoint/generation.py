@@ -1,7 +1,6 @@
 """Lesson 0. Reads generation_config.json: the tokens that end answers, and suggested sampling parameters."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +9,6 @@ from mini_engine.base.values import shown
 from mini_engine.checkpoint.json_files import read_json
 
 FILE = "generation_config.json"
-
-
-@dataclass(frozen=True)
-class SamplingDefaults:
-    """The checkpoint authors' sampling parameters, with lesson 4's names; None where the file has no value.
-
-    max_tokens: `max_new_tokens` in the file.
-    """
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    max_tokens: int | None = None
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """Return the parameters that have a value, by name."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-
-NO_DEFAULTS = SamplingDefaults()
 
 
 def end_tokens(directory: Path, raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
@@ -54,21 +30,24 @@ def end_tokens(directory: Path, raw: Mapping[str, Any], vocab_size: int) -> tupl
     return known
 
 
-def sampling_defaults(directory: Path) -> SamplingDefaults:
-    """Return the file's suggestions, none if there is no file. Values out of range are left out, with a warning."""
+def sampling_defaults(directory: Path) -> dict[str, Any]:
+    """Return the authors' sampling parameters, by lesson 4's names; values out of range are left out, with a warning.
+
+    `max_tokens` is `max_new_tokens` in the file. Without a file, there are none.
+    """
     path = directory / FILE
     if not path.is_file():
-        return NO_DEFAULTS
-    from mini_engine.checkpoint.config_schema import read_sampling
+        return {}
+    from mini_engine.checkpoint.config_schema import SAMPLING, check
 
     raw, found = read_json(path), {}
     for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens"):
         try:
-            found |= read_sampling({name: raw.get(name)}, path)
+            found |= check(SAMPLING, {name: raw.get(name)}, path)
         except UserError as error:
             warn_once(f"{error}; it is ignored")
     if "top_k" in found:
         found["top_k"] = max(0, found["top_k"])  # -1 is off too
     if "max_new_tokens" in found:
         found["max_tokens"] = found.pop("max_new_tokens")
-    return SamplingDefaults(**found)
+    return found

@@ -20,25 +20,18 @@ class Place(NamedTuple):
     name: str
 
 
-def as_stored(name: str) -> str:
-    """Return the name of a stored tensor unchanged."""
-    return name
-
-
 def parameter_of(name: str) -> str:
     """Return the parameter's name for a stored tensor's; "model." may be missing or repeated."""
     bare = name.removeprefix("model.")
     return bare if bare == HEAD or bare.startswith("model.") else f"model.{bare}"
 
 
-def place_parameters(
-    found: Mapping[str, Path], is_tied: bool, renamed: Callable[[str], str] = as_stored
-) -> dict[str, Place]:
+def place_parameters(found: Mapping[str, Path], is_tied: bool, renamed: Callable[[str], str] = str) -> dict[str, Place]:
     """Map each parameter to its place.
 
     Args:
         found: the file of each stored tensor. is_tied: a lone head also serves as the embedding.
-        renamed: maps the stored names of a family to the usual ones.
+        renamed: maps the stored names of a family to the usual ones; `str` keeps them.
     """
     places: dict[str, Place] = {}
     for name in sorted(found):  # as in transformers: of two names for one parameter, the first counts

@@ -12,20 +12,14 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-FOLDERS = {
-    "pocket": "pocket",
-    "pocket-hybrid": "pocket_hybrid",
-    "pocket-windows": "pocket_windows",
-    "pocket-latent": "pocket_latent",
-}
-LIKE_POCKET = ("pocket-windows",)  # a config.json for its weights and its tokenizer
+SHIPPED = ("pocket", "pocket-hybrid", "pocket-windows", "pocket-latent")
 FILES = (".json", ".safetensors", ".jinja")
 
 
 def shipped_checkpoint(name: str) -> Path:
-    """Return the directory of a shipped checkpoint; `name` is one of FOLDERS."""
-    folder = PACKAGE / FOLDERS[name]
-    return combined(name, folder / "config.json", PACKAGE / FOLDERS["pocket"]) if name in LIKE_POCKET else folder
+    """Return the directory of a shipped checkpoint; `name` is one of SHIPPED."""
+    folder = PACKAGE / name.replace("-", "_")
+    return combined(name, folder / "config.json", PACKAGE / "pocket") if name == "pocket-windows" else folder
 
 
 @cache

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,7 +19,7 @@ from torch import Tensor
 from mini_engine.base.errors import UserError, first_line, warn_once
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.json_files import read_json
-from mini_engine.checkpoint.names import EMBEDDING, HEAD, Place, as_stored, place_parameters, unknown
+from mini_engine.checkpoint.names import EMBEDDING, HEAD, Place, place_parameters, unknown
 
 PIECE_BYTES = 16 * 2**20
 FILE_DTYPES = ("F64", "F32", "F16", "BF16")
@@ -36,31 +36,19 @@ class Part(NamedTuple):
     columns: range | None = None
 
 
-class Cut(Protocol):
-    """Selects the part of a checkpoint that a process loads: of most tensors, a share if several processes share it."""
+class Cut:
+    """Selects the part of a checkpoint that a process loads: this one everything. A rank's selects its share."""
 
     def build(self, kind: Callable[[Any], Any], config: Any) -> Any:
         """Return this process's model, without weights. Its parameters have the names of the whole, `kind(config)`."""
-        ...
-
-    def part_of(self, name: str, shape: Sequence[int], config: Any) -> Part:
-        """Return the part to load of the stored tensor `name` of this shape. The parameter's further rows are zero."""
-        ...
-
-
-class Whole:
-    """The cut of a process that loads everything."""
-
-    def build(self, kind: Callable[[Any], Any], config: Any) -> Any:
-        """Return the whole model, without weights."""
         return kind(config)
 
     def part_of(self, name: str, shape: Sequence[int], config: Any) -> Part:
-        """Return all rows."""
+        """Return the part to load of the stored tensor `name` of this shape. The parameter's further rows are zero."""
         return Part([range(shape[0])])
 
 
-WHOLE = Whole()
+WHOLE = Cut()
 
 
 class Stored:
@@ -85,7 +73,7 @@ class Stored:
         kind: Callable[[Any], Any],
         config: Qwen3Config,
         directory: Path,
-        renamed: Callable[[str], str] = as_stored,
+        renamed: Callable[[str], str] = str,
         ignored: tuple[str, ...] = (),
     ) -> None:
         self.kind = kind

@@ -8,13 +8,60 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mini_engine.assembly.engine_config import CHOICES, LEAST, EngineConfig
 from mini_engine.cli.parser import json_object, whole_number
+from mini_engine.engine.scheduler_config import LEAST as LEAST_OF_STEP
+from mini_engine.engine.scheduler_config import SchedulerConfig
 
 OWNED = re.compile(r"[\w-][\w.-]*/\w[\w.-]*")
+ENGINE_OPTIONS = {  # fields of EngineConfig
+    "backend": "the code that runs the layers; fused is for GPUs (default: the fastest that works)",
+    "cuda_graphs": "replay captured decode steps on a GPU (default: if that works)",
+    "block_size": "default: 16",
+    "num_blocks": "blocks of the KV pool (default: 1 GiB)",
+    "enable_prefix_caching": "share prefixes between requests (default: yes)",
+    "kv_dtype": "int8: twice the tokens in the same memory, and slightly different answers; int4: three times the "
+    "tokens, less accurate (default: the model's dtype)",
+    "tensor_parallel_size": "processes that share the model's heads (default: 1)",
+    "kv_cache_dir": "keep computed KV here, also for the next start",
+    "kv_host_bytes": "memory for evicted KV (default: 256 MiB with a DIR)",
+    "kv_cache_key_file": "at least 32 random bytes that seal what is in DIR",
+    "kv_always": "load KV from a tier even where recomputing is faster",
+    "kv_disk_bytes": "size limit of DIR (default: 4 GiB)",
+    "prefill_workers": "processes that compute prompts, so that running answers need not wait for them (default: 0)",
+    "handover_bytes": "shared memory for their KV (default: 256 MiB)",
+    "handover_min_tokens": "compute shorter prompts here (default: 64)",
+}
+STEP_OPTIONS = {  # fields of SchedulerConfig; the server sets the policy
+    "max_num_seqs": "requests that run at once (default: 64)",
+    "max_num_batched_tokens": "per step (default: 512)",
+    "chunked_prefill_size": "per prompt (default: 512)",
+    "watermark": "blocks kept free per running request (default: 0.5)",
+    "reserve_answers": "admit only what needs no preemption",
+}
+SHORT = {"enable_prefix_caching": ["--prefix-caching"], "tensor_parallel_size": ["--tp", "--tensor-parallel-size"]}
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the checkpoint, its dtype and its device."""
+def add_fields(parser: argparse.ArgumentParser, config: type, texts: Mapping[str, str]) -> None:
+    """Add an option for each of these fields of a config. texts: what --help says about it."""
+    for name, text in texts.items():
+        default, least = config.__dataclass_fields__[name].default, (LEAST | LEAST_OF_STEP).get(name)
+        if least is not None:
+            form: dict[str, Any] = dict(type=whole_number(least), metavar="N")
+        elif name in CHOICES:
+            form = dict(choices=CHOICES[name])
+        elif name.startswith("kv_cache"):
+            form = dict(metavar=name.rpartition("_")[2].upper())
+        elif isinstance(default, bool | None):
+            form = dict(action="store_true" if default is False else argparse.BooleanOptionalAction)
+        else:
+            form = dict(type=float, metavar="X")
+        flags = SHORT.get(name, [f"--{name.replace('_', '-')}"])
+        parser.add_argument(*flags, dest=name, default=default, help=text, **form)
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the checkpoint, its dtype and device, and for the engine."""
     parser.add_argument(
         "--model",
         metavar="DIR_OR_HUB_ID",
@@ -28,55 +75,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "the processor has bfloat16 products, otherwise float32)",
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-
-
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the model, the layers, and the memory of the KV pool."""
-    add_model_options(parser)
-    parser.add_argument(
-        "--backend",
-        choices=["auto", "packed", "torch", "fused", "reference"],
-        default="auto",
-        help="the code that runs the layers; fused is for GPUs (default: the fastest that works)",
-    )
-    parser.add_argument(
-        "--cuda-graphs",
-        action=argparse.BooleanOptionalAction,
-        help="replay captured decode steps on a GPU (default: if that works)",
-    )
-    parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
-    parser.add_argument(
-        "--num-blocks", type=whole_number(2), metavar="N", help="blocks of the KV pool (default: 1 GiB)"
-    )
-    parser.add_argument(
-        "--prefix-caching",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="share prefixes between requests (default: yes)",
-    )
-    parser.add_argument(
-        "--kv-dtype",
-        choices=["auto", "int8", "int4"],
-        default="auto",
-        help="int8: twice the tokens in the same memory, and slightly different answers; int4: three times the tokens, "
-        "less accurate (default: the model's dtype)",
-    )
-    add_step_options(parser)
-    add_tier_options(parser)
-    add_handover_options(parser)
-
-
-def add_step_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for sharing a step between processes (lesson 18) and for steps of several tokens (lesson 14)."""
-    parser.add_argument(
-        "--tp",
-        "--tensor-parallel-size",
-        dest="tensor_parallel_size",
-        type=whole_number(1),
-        default=1,
-        metavar="N",
-        help="processes that share the model's heads (default: 1)",
-    )
+    add_fields(parser, EngineConfig, ENGINE_OPTIONS)
     parser.add_argument(
         "--speculate",
         type=whole_number(1),
@@ -87,32 +86,11 @@ def add_step_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_tier_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for keeping evicted prefixes (lesson 12)."""
-    parser.add_argument("--kv-cache-dir", metavar="DIR", help="keep computed KV here, also for the next start")
-    parser.add_argument(
-        "--kv-host-bytes", type=whole_number(0), metavar="N", help="memory for evicted KV (default: 256 MiB with a DIR)"
-    )
-    parser.add_argument("--kv-cache-key-file", metavar="FILE", help="at least 32 random bytes that seal what is in DIR")
-    parser.add_argument("--kv-always", action="store_true", help="load KV from a tier even where recomputing is faster")
-    parser.add_argument("--kv-disk-bytes", type=whole_number(0), metavar="N", help="size limit of DIR (default: 4 GiB)")
-
-
-def add_handover_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for computing prompts in other processes (lesson 19)."""
-    parser.add_argument(
-        "--prefill-workers",
-        type=whole_number(0),
-        default=0,
-        metavar="N",
-        help="processes that compute prompts, so that running answers need not wait for them (default: 0)",
-    )
-    parser.add_argument(
-        "--handover-bytes", type=whole_number(1), metavar="N", help="shared memory for their KV (default: 256 MiB)"
-    )
-    parser.add_argument(
-        "--handover-min-tokens", type=whole_number(0), metavar="N", help="compute shorter prompts here (default: 64)"
-    )
+def add_answer_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """Add the options of a command that answers prompts."""
+    add_engine_options(parser)
+    add_sampling_options(parser, max_tokens)
+    add_template_option(parser)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
@@ -155,54 +133,21 @@ def sampling_params(args: argparse.Namespace, suggested: Mapping[str, Any]):
 
 def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
     """Add the limits of a step (lesson 5)."""
-    parser.add_argument(
-        "--max-num-seqs", type=whole_number(1), default=64, metavar="N", help="requests that run at once (default: 64)"
-    )
-    parser.add_argument(
-        "--max-num-batched-tokens", type=whole_number(1), default=512, metavar="N", help="per step (default: 512)"
-    )
-    parser.add_argument(
-        "--chunked-prefill-size", type=whole_number(1), default=512, metavar="N", help="per prompt (default: 512)"
-    )
-    parser.add_argument(
-        "--watermark", type=float, default=0.5, metavar="X", help="blocks kept free per running request (default: 0.5)"
-    )
-    parser.add_argument("--reserve-answers", action="store_true", help="admit only what needs no preemption")
+    add_fields(parser, SchedulerConfig, STEP_OPTIONS)
 
 
-def scheduler_config(args: argparse.Namespace):
+def scheduler_config(args: argparse.Namespace) -> SchedulerConfig:
     """Return the SchedulerConfig that `args` asks for. The server sets the order (lesson 7)."""
-    from mini_engine.engine.scheduler_config import SchedulerConfig
-
-    names = ("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size", "watermark", "reserve_answers")
-    return SchedulerConfig(**{name: getattr(args, name) for name in names}, policy="priority")
+    return SchedulerConfig(**{name: getattr(args, name) for name in STEP_OPTIONS}, policy="priority")
 
 
-def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
+def load_llm(args: argparse.Namespace, scheduler_config: SchedulerConfig | None = None):
     """Load the LLM that `args` asks for. scheduler_config: the limits of a step, for a command that takes them."""
-    from mini_engine.assembly.engine_config import EngineConfig
     from mini_engine.assembly.llm import LLM
     from mini_engine.cli.dtype import chosen_dtype
 
-    config = EngineConfig(
-        backend=args.backend,
-        cuda_graphs=args.cuda_graphs,
-        num_blocks=args.num_blocks,
-        block_size=args.block_size,
-        scheduler_config=scheduler_config,
-        enable_prefix_caching=args.prefix_caching,
-        kv_dtype=args.kv_dtype,
-        kv_cache_dir=args.kv_cache_dir,
-        kv_host_bytes=args.kv_host_bytes,
-        kv_disk_bytes=args.kv_disk_bytes,
-        kv_cache_key_file=args.kv_cache_key_file,
-        kv_always=args.kv_always,
-        tensor_parallel_size=args.tensor_parallel_size,
-        prefill_workers=args.prefill_workers,
-        handover_bytes=args.handover_bytes,
-        handover_min_tokens=args.handover_min_tokens,
-        speculate=args.speculate,
-    )
+    options = {name: getattr(args, name) for name in (*ENGINE_OPTIONS, "speculate")}
+    config = EngineConfig(**options, scheduler_config=scheduler_config)
     tokenizer = tokenizer_of(args.model)
     dtype, why = chosen_dtype(args.model, args.dtype, args.device)
     if why:
@@ -212,13 +157,13 @@ def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
 
 def tokenizer_of(model: str | None):
     """Return the tokenizer of `--model`. UserError if the model's kind does not run here."""
-    from mini_engine.assembly.loading import check_kind
-    from mini_engine.checkpoint.weights import resolve_checkpoint
+    from mini_engine.assembly.loading import reader_of
+    from mini_engine.checkpoint.directory import resolve_checkpoint
     from mini_engine.pocket import POCKET_DIR
     from mini_engine.text.tokenizer import Tokenizer
 
     directory = resolve_checkpoint(POCKET_DIR if model is None else model)
-    check_kind(directory)
+    reader_of(directory).shape(directory)  # its errors come first
     return Tokenizer(directory)
 
 

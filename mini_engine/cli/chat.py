@@ -4,14 +4,7 @@ import argparse
 import sys
 import time
 
-from mini_engine.cli.arguments import (
-    add_engine_options,
-    add_sampling_options,
-    add_template_option,
-    interruptible,
-    load_llm,
-    sampling_params,
-)
+from mini_engine.cli.arguments import add_answer_options, interruptible, load_llm, sampling_params
 from mini_engine.cli.generate import figures
 
 HELP = """/stats   turn tokens/s and KV figures after each answer on or off
@@ -23,9 +16,7 @@ Ctrl-C stops an answer and keeps the session open."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `chat`."""
-    add_engine_options(parser)
-    add_sampling_options(parser, max_tokens=256)
-    add_template_option(parser)
+    add_answer_options(parser, max_tokens=256)
     parser.add_argument("--system", metavar="TEXT", help="the system message that opens the conversation")
     parser.add_argument("--stats", action="store_true", help="start with /stats on")
 
@@ -34,7 +25,7 @@ class Session:
     """One conversation and its /commands."""
 
     def __init__(self, llm, args: argparse.Namespace) -> None:
-        self.llm, self.params = llm, sampling_params(args, llm.engine.config.sampling.given)
+        self.llm, self.params = llm, sampling_params(args, llm.engine.config.sampling)
         self.variables = args.chat_template_kwargs
         self.system = [{"role": "system", "content": args.system}] if args.system else []
         self.messages: list[dict[str, str]] = list(self.system)

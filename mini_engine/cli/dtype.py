@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.checkpoint.json_files import read_json
-from mini_engine.checkpoint.shipped import FOLDERS, PACKAGE
-from mini_engine.checkpoint.weights import resolve_checkpoint
+from mini_engine.checkpoint.shipped import PACKAGE, SHIPPED
 
 INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")  # x86's two, and Arm's
 
@@ -28,7 +28,7 @@ def chosen_dtype(model: str | None, dtype: str, device: str) -> tuple[str, str]:
         dtype: as `--dtype`; a named one is used without comment.
     """
     on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
-    if dtype != "auto" or model is None or model in FOLDERS or not on_cpu:
+    if dtype != "auto" or model is None or model in SHIPPED or not on_cpu:
         return dtype, ""
     directory = resolve_checkpoint(model)
     if directory.resolve().parent == PACKAGE or stored_dtype(directory) != "bfloat16":

@@ -5,23 +5,14 @@ import json
 import sys
 import time
 
-from mini_engine.cli.arguments import (
-    add_engine_options,
-    add_sampling_options,
-    add_template_option,
-    interruptible,
-    load_llm,
-    sampling_params,
-)
+from mini_engine.cli.arguments import add_answer_options, interruptible, load_llm, sampling_params
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `generate`."""
     parser.add_argument("prompt", help="the text to continue, or - to read it from standard input")
-    add_engine_options(parser)
-    add_sampling_options(parser, max_tokens=64)
+    add_answer_options(parser, max_tokens=64)
     parser.add_argument("--chat", action="store_true", help="send the prompt as a chat message")
-    add_template_option(parser)
     parser.add_argument("--stats", action="store_true", help="print tokens/s and KV figures on standard error")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
@@ -37,7 +28,7 @@ def answer(llm, prompt: str, args: argparse.Namespace) -> int:
     """Print the answer as it is generated. Returns the exit code."""
     from mini_engine.engine.answer import TextDelta
 
-    params = sampling_params(args, llm.engine.config.sampling.given)
+    params = sampling_params(args, llm.engine.config.sampling)
     started, pieces, token_ids, last = time.perf_counter(), [], [], TextDelta("", [])
     asked = [{"role": "user", "content": prompt}] if args.chat else prompt
     stream = llm.stream(asked, params, chat_template_kwargs=args.chat_template_kwargs)

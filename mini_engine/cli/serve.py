@@ -34,6 +34,18 @@ if TYPE_CHECKING:
 LOCAL = ("localhost", "127.0.0.1", "::1")
 log = logging.getLogger(__name__)
 
+LIMITS = {  # how much clients can queue, send and hold open: the default, and what --help says
+    "max_waiting": (256, "answers; more get 429"),
+    "max_body_bytes": (2**20, "of one request"),
+    "header_seconds": (10, "time for a request's headers to arrive"),
+    "body_seconds": (60, "time for a body to arrive"),
+    "write_seconds": (60, "close a connection whose client reads less than 16 KiB in this time"),
+    "heartbeat_seconds": (None, "send a comment in a stream whenever it has been silent for this long"),
+    "max_connections": (1024, "open at once"),
+    "grace_seconds": (30, "to drain after SIGTERM"),
+    "step_seconds": (60, "/health returns 503 once a step takes longer"),
+}
+
 NEEDED = (
     "serve needs the extra 'server': pip install 'kv-course[server]'; "
     "in a clone, pip install -e '.[server]' or make setup ARGS=\"--extras server\""
@@ -53,8 +65,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vllm-metrics", action="store_true", help="add vLLM's metric names to /metrics, for dashboards made for it"
     )
-    add_key_option(parser)
-    add_limits(parser)
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="repeatable; clients with different keys share no prefixes (default: $MINI_ENGINE_API_KEY, as KEY,KEY,…)",
+    )
+    for name, (default, text) in LIMITS.items():
+        flag, text = f"--{name.replace('_', '-')}", f"{text} (default: {'never' if default is None else default})"
+        parser.add_argument(flag, type=whole_number(1), default=default, metavar="N", help=text)
     parser.add_argument(
         "--allow-origin",
         action="append",
@@ -71,61 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_template_option(parser)
     add_scheduler_options(parser)
-    parser.add_argument(
-        "--grace-seconds", type=whole_number(1), default=30, metavar="N", help="to drain after SIGTERM (default: 30)"
-    )
     add_replica_options(parser)
-
-
-def add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add the options that limit how much clients can queue, send and hold open."""
-    parser.add_argument(
-        "--max-waiting", type=whole_number(1), default=256, metavar="N", help="answers; more get 429 (default: 256)"
-    )
-    parser.add_argument("--max-body-bytes", type=whole_number(1), default=2**20, metavar="N", help="default: 1048576")
-    parser.add_argument(
-        "--header-seconds",
-        type=whole_number(1),
-        default=10,
-        metavar="N",
-        help="time for a request's headers to arrive (default: 10)",
-    )
-    parser.add_argument(
-        "--body-seconds", type=whole_number(1), default=60, metavar="N", help="time for a body to arrive (default: 60)"
-    )
-    parser.add_argument(
-        "--write-seconds",
-        type=whole_number(1),
-        default=60,
-        metavar="N",
-        help="close a connection whose client reads less than 16 KiB in this time (default: 60)",
-    )
-    parser.add_argument(
-        "--heartbeat-seconds",
-        type=whole_number(1),
-        metavar="N",
-        help="send a comment in a stream whenever it has been silent for this long (default: never)",
-    )
-    parser.add_argument(
-        "--max-connections", type=whole_number(1), default=1024, metavar="N", help="open at once (default: 1024)"
-    )
-    parser.add_argument(
-        "--step-seconds",
-        type=whole_number(1),
-        default=60,
-        metavar="N",
-        help="/health returns 503 once a step takes longer (default: 60)",
-    )
-
-
-def add_key_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the keys that clients must send; `api_keys` reads it."""
-    parser.add_argument(
-        "--api-key",
-        action="append",
-        metavar="KEY",
-        help="repeatable; clients with different keys share no prefixes (default: $MINI_ENGINE_API_KEY, as KEY,KEY,…)",
-    )
 
 
 def add_replica_options(parser: argparse.ArgumentParser) -> None:
@@ -191,8 +156,9 @@ def serve_one(args: argparse.Namespace, config: "ServerConfig", listener: socket
         app.prepare()
         gc.collect()
         gc.freeze()  # later collections skip torch's objects; searching them would stall all answers for 0.1 s
-        with_workers = in_words(args.prefill_workers)
-        print(f"serving {config.model_name}{with_workers} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
+        count = args.prefill_workers
+        workers = f" with {count} prefill worker{'s' * (count > 1)}" if count else ""
+        print(f"serving {config.model_name}{workers} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
         server = DrainingServer(app, config.grace_seconds)
         with handling_hangup(server, llm.engine, args.prefill_workers):
             server.run([listener])
@@ -200,13 +166,6 @@ def serve_one(args: argparse.Namespace, config: "ServerConfig", listener: socket
         if worker.fault:
             raise EngineDead(worker.fault)
     return 0
-
-
-def in_words(num_workers: int) -> str:
-    """Describe the prefill workers for the first line of output."""
-    if not num_workers:
-        return ""
-    return " with 1 prefill worker" if num_workers == 1 else f" with {num_workers} prefill workers"
 
 
 def handling_hangup(server: "DrainingServer", engine: "Engine", num_workers: int) -> AbstractContextManager[object]:
@@ -243,17 +202,10 @@ def server_config(args: argparse.Namespace) -> "ServerConfig":
         model_name=name,
         aliases=tuple(aliases),
         api_keys=api_keys(args),
-        max_body_bytes=args.max_body_bytes,
-        header_seconds=args.header_seconds,
-        body_seconds=args.body_seconds,
-        write_seconds=args.write_seconds,
-        heartbeat_seconds=args.heartbeat_seconds,
-        max_connections=args.max_connections,
         allow_origins=tuple(args.allow_origin),
         allow_hosts=allowed_hosts(args.host, args.allow_host),
-        max_waiting=args.max_waiting,
-        grace_seconds=args.grace_seconds,
         chat_template_kwargs=checked_variables(args.chat_template_kwargs),
+        **{name: getattr(args, name) for name in LIMITS if name != "step_seconds"},
     )
 
 

@@ -27,7 +27,7 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, Decoding, Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.stats import StepStats
-from mini_engine.kv.block_tensor import KvPool, PoolShape
+from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.manager import KvCacheManager, blocks_in_budget
 from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.model.causal_lm import CausalLM
@@ -108,7 +108,6 @@ class Engine:
         kernel: str = "auto",
         scheduler_config: SchedulerConfig | None = None,
         manager: Callable[..., KvCacheManager] = KvCacheManager,
-        pool: Callable[[PoolShape, torch.dtype, torch.device], PoolMaker] = PoolMaker,
         runner: Callable[[CausalLM, KvPool], Runner] = ModelRunner,
         decoding: Decoding | None = None,
     ) -> "Engine":
@@ -119,7 +118,6 @@ class Engine:
             num_blocks: size of the pool in blocks, including the null block; takes precedence over kv_bytes.
             kernel: a name that `load_kernel` knows.
             manager: creates the KV manager from num_blocks, block_size and copy.
-            pool: creates the pool; by default one in the model's dtype.
             runner: creates the step runner from the model and the pool.
             decoding: as for the engine; not to be shared between engines.
 
@@ -131,7 +129,7 @@ class Engine:
                 "some layers keep something else than K and V of every token; use LLM or build_engine, which have "
                 "memories for them"
             )
-        maker = pool(model.config, model.dtype, model.device)
+        maker = PoolMaker(model.config, model.dtype, model.device)
         if num_blocks is None:
             budget = default_kv_bytes(model.device) if kv_bytes is None else kv_bytes
             num_blocks = blocks_in_budget(budget, maker.bytes_per_token, block_size)
@@ -177,7 +175,7 @@ class Engine:
                 vocabulary; the params ask for something the model cannot do; the id is in use; the priority is not a
                 whole number, or the namespace is not hashable. Nothing was changed.
         """
-        check_place(priority, namespace)
+        check_order_and_namespace(priority, namespace)
         if not isinstance(params, SamplingParams):
             raise UserError(f"params is {shown(params)}; give SamplingParams", param="params")
         self.config.check_prompt(prompt_ids, params.max_tokens)
@@ -287,7 +285,7 @@ class Engine:
             self._end(request, Ending(FinishReason.ERROR, f"{type(error).__name__}: {error}"))
 
 
-def check_place(priority: int, namespace: Hashable) -> None:
+def check_order_and_namespace(priority: int, namespace: Hashable) -> None:
     """Raise UserError unless the queues can be sorted by `priority` and prefixes looked up by `namespace`."""
     if not isinstance(priority, int):
         raise UserError(f"priority is {shown(priority)}; give a whole number; smaller ones go first")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from mini_engine.engine.sampled import TokenLogprobs
+from mini_engine.engine.sampler import scored
 from mini_engine.engine.scheduler import Chunk
 
 if TYPE_CHECKING:
@@ -39,10 +39,7 @@ def take_prompt_rows(logits: Tensor, chunks: Sequence[Chunk], fail: Callable[["R
 def record(request: "Request", start: int, logits: Tensor) -> None:
     """Append the tokens not yet recorded. Row i of logits `[T, vocab_size]` scores the prompt's token start + i + 1."""
     skipped = len(request.prompt_logprobs) - start  # a preempted request computes a prefix again
-    scored = request.prompt_ids[len(request.prompt_logprobs) + 1 : start + len(logits) + 1]
-    if not scored:
-        return
-    logs = logits[skipped : skipped + len(scored)].float().log_softmax(dim=-1)
-    best = logs.topk(min(request.params.prompt_logprobs or 0, logs.shape[-1]))
-    for token, log, ids, values in zip(scored, logs, best.indices.tolist(), best.values.tolist(), strict=True):
-        request.prompt_logprobs.append(TokenLogprobs(float(log[token]), list(zip(ids, values, strict=True))))
+    ids = request.prompt_ids[len(request.prompt_logprobs) + 1 : start + len(logits) + 1]
+    if ids:
+        rows = logits[skipped : skipped + len(ids)]
+        request.prompt_logprobs += scored(rows, ids, request.params.prompt_logprobs or 0)

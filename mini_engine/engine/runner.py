@@ -99,38 +99,23 @@ class Plan(Protocol):
     def __call__(self, chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step: ...
 
 
-class Group(Protocol):
-    """The processes that run a step together: by default `ALONE`.
-
-    fault: the reason no step can run any more; empty while steps can run.
-    """
+class Group:
+    """The processes that run a step together: this one alone, unless a subclass starts others."""
 
     @property
-    def fault(self) -> str: ...
+    def fault(self) -> str:
+        """The reason no step can run any more; empty while steps can run."""
+        return ""
 
     def running(self, step: Step) -> AbstractContextManager[None]:
         """Have the other processes run their shares of a step while the `with` block runs this one's."""
-        ...
-
-    def close(self) -> None:
-        """End the other processes."""
-        ...
-
-
-class Alone:
-    """The group of a process that runs the whole model."""
-
-    fault = ""
-
-    def running(self, step: Step) -> AbstractContextManager[None]:
-        """Do nothing: there are no others."""
         return nullcontext()
 
     def close(self) -> None:
-        """Do nothing."""
+        """End the other processes."""
 
 
-ALONE = Alone()
+ALONE = Group()
 
 
 class Runner(Protocol):

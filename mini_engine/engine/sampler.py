@@ -148,9 +148,15 @@ def logprobs(logits: Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int]
     found: list[TokenLogprobs | None] = [None] * len(rows)
     asking = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
     if asking:
-        logs = logits[list(asking)].float().log_softmax(dim=-1)
-        best = logs.topk(min(max(asking.values()), logs.shape[-1]))
-        for i, log, ids, values in zip(asking, logs, best.indices.tolist(), best.values.tolist(), strict=True):
-            top = list(zip(ids, values, strict=True))[: asking[i]]
-            found[i] = TokenLogprobs(float(log[token_ids[i]]), top)
+        scores = scored(logits[list(asking)], [token_ids[i] for i in asking], max(asking.values()))
+        for i, score in zip(asking, scores, strict=True):
+            found[i] = score._replace(top=score.top[: asking[i]])
     return found
+
+
+def scored(logits: Tensor, token_ids: Sequence[int], num_best: int) -> list[TokenLogprobs]:
+    """Return the log probability of one token for each row of logits `[R, vocab]`, and those of the best ones."""
+    logs = logits.float().log_softmax(dim=-1)
+    best = logs.topk(min(num_best, logs.shape[-1]))
+    each = zip(token_ids, logs, best.indices.tolist(), best.values.tolist(), strict=True)
+    return [TokenLogprobs(float(log[token]), list(zip(ids, values, strict=True))) for token, log, ids, values in each]

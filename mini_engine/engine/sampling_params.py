@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from mini_engine.base.errors import UserError
-from mini_engine.base.values import real, shown, whole
+from mini_engine.base.values import check_switch, checked_real, checked_whole, shown
 from mini_engine.engine.grammar import ANYTHING, Grammar, Matcher, TokenMask
 
 GREEDY = 0.0
@@ -91,23 +91,24 @@ class SamplingParams:
         self._set("stop_token_ids", _token_ids(self.stop_token_ids))
         self._set("stop", _stop_texts(self.stop))
         for name, allowed in NUMBERS.items():
-            self._set(name, _number(name, getattr(self, name), allowed))
-        self._set("top_k", max(0, _count("top_k", self.top_k, -1, None, "0 and -1 keep every token")))
+            self._set(name, checked_real(name, getattr(self, name), *allowed))
+        if self.temperature < LOWEST_TEMPERATURE:
+            self._set("temperature", GREEDY)
+        self._set("top_k", max(0, checked_whole("top_k", self.top_k, -1, None, "0 and -1 keep every token")))
         self._set_own(self.seed, self.max_tokens)
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
-                self._set(name, _count(name, value, 0, MAX_LOGPROBS, "leave it out for none"))
+                self._set(name, checked_whole(name, value, 0, MAX_LOGPROBS, "leave it out for none"))
         self._set("logit_bias", _biases(self.logit_bias))
         for name in ("ignore_eos", "include_stop_str_in_output"):
-            if type(value := getattr(self, name)) is not bool:
-                raise UserError(f"{name} is {shown(value)}; give True or False", param=name)
+            check_switch(name, getattr(self, name))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the only way to set a frozen field
 
     def _set_own(self, seed: object, max_tokens: object) -> None:
-        self._set("max_tokens", _count("max_tokens", max_tokens, 1, None, "an answer has at least one token"))
-        self._set("min_tokens", _count("min_tokens", self.min_tokens, 0, self.max_tokens, "at most max_tokens"))
+        self._set("max_tokens", checked_whole("max_tokens", max_tokens, 1, None, "an answer has at least one token"))
+        self._set("min_tokens", checked_whole("min_tokens", self.min_tokens, 0, self.max_tokens, "at most max_tokens"))
         self._set("seed", _seed(seed))
 
     def of_one(self, seed: int | None, max_tokens: int) -> "SamplingParams":
@@ -196,39 +197,20 @@ class Row:
         self.matcher = self.params.grammar.matcher()
 
 
-def _number(name: str, value: object, allowed: Range) -> float:
-    """Return a number in its range. True is refused, although Python treats it as 1."""
-    number = real(value)
-    if number is None or not allowed.least <= number <= allowed.most:
-        raise UserError(
-            f"{name} is {shown(value)}; give a number from {allowed.least:g} to {allowed.most:g} ({allowed.note})",
-            param=name,
-        )
-    return GREEDY if name == "temperature" and number < LOWEST_TEMPERATURE else number
-
-
 def _seed(value: object) -> int | None:
     """Return a seed as 64 unsigned bits, a negative one as its two's complement; None for a fresh one."""
     if value is None:
         return None
-    seed = _count("seed", value, MIN_SEED, MAX_SEED, "leave it out for a fresh one")
+    seed = checked_whole("seed", value, MIN_SEED, MAX_SEED, "leave it out for a fresh one")
     return None if seed == FRESH_SEED else seed % (MAX_SEED + 1)
-
-
-def _count(name: str, value: object, least: int, most: int | None, note: str, param: str | None = None) -> int:
-    """Return a whole number in its range as an int."""
-    number = whole(value)
-    if number is None or number < least or (most is not None and number > most):
-        span = f"of {least} or more" if most is None else f"from {least} to {most}"
-        raise UserError(f"{name} is {shown(value)}; give a whole number {span} ({note})", param=param or name)
-    return number
 
 
 def _token_ids(value: object) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Collection):
         raise UserError(f"stop_token_ids is {shown(value)}; give a list of token ids", param="stop_token_ids")
     return tuple(
-        _count("a stop token id", token, 0, None, "an id from the tokenizer", param="stop_token_ids") for token in value
+        checked_whole("a stop token id", token, 0, None, "an id from the tokenizer", param="stop_token_ids")
+        for token in value
     )
 
 
@@ -237,13 +219,9 @@ def _biases(value: object) -> Mapping[int, float]:
         raise UserError(f"logit_bias is {shown(value)}; give a dict from token id to number", param="logit_bias")
     biases = {}
     for key, bias in value.items():
-        token = _count("a token id in logit_bias", key, 0, None, "an id from the tokenizer", param="logit_bias")
-        number = real(bias)
-        if number is None or not -MAX_BIAS <= number <= MAX_BIAS:
-            raise UserError(
-                f"logit_bias of token {token} is {shown(bias)}; give a number from -100 to 100", param="logit_bias"
-            )
-        biases[token] = number
+        token = checked_whole("a token id in logit_bias", key, 0, None, "an id from the tokenizer", param="logit_bias")
+        name = f"logit_bias of token {token}"
+        biases[token] = checked_real(name, bias, -MAX_BIAS, MAX_BIAS, param="logit_bias")
     return biases
 
 

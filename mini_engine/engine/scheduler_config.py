@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from mini_engine.base.errors import UserError
-from mini_engine.base.values import real, shown, whole
+from mini_engine.base.values import check_choice, check_switch, checked_real, checked_whole
 
 POLICIES = {"fcfs": attrgetter("arrival"), "priority": attrgetter("priority", "arrival")}
+LEAST = dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size"), 1)
 
 
 @dataclass(frozen=True)
@@ -29,24 +30,14 @@ class SchedulerConfig:
     policy: str = "fcfs"
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size"):
-            value = getattr(self, name)
-            number = whole(value)
-            if number is None or number < 1:
-                raise UserError(f"{name} is {shown(value)}; give a whole number of 1 or more", param=name)
-            object.__setattr__(self, name, number)  # the only way to set a frozen field
-        watermark = real(self.watermark)
-        if watermark is None or not watermark >= 0:  # NaN is not
-            raise UserError(f"watermark is {shown(self.watermark)}; give a number of 0 or more", param="watermark")
-        if type(self.reserve_answers) is not bool:
-            wrong = shown(self.reserve_answers)
-            raise UserError(f"reserve_answers is {wrong}; give True or False", param="reserve_answers")
+        for name, least in LEAST.items():  # the only way to set a frozen field:
+            object.__setattr__(self, name, checked_whole(name, getattr(self, name), least))
+        checked_real("watermark", self.watermark, 0)
+        check_switch("reserve_answers", self.reserve_answers)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise UserError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, but max_num_seqs is {self.max_num_seqs}; "
                 "every running request needs one token per step, so raise the first or lower the second",
                 param="max_num_batched_tokens",
             )
-        if not isinstance(self.policy, str) or self.policy not in POLICIES:
-            wrong = shown(self.policy)
-            raise UserError(f"there is no policy {wrong}; choose one of {', '.join(POLICIES)}", param="policy")
+        check_choice("policy", self.policy, POLICIES)

@@ -15,7 +15,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, closing
 from functools import partial
@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import torch
 
 from mini_engine.base.errors import EngineDead
-from mini_engine.checkpoint.generation import NO_DEFAULTS, SamplingDefaults
 from mini_engine.engine.answer import AnswerReader, TextDelta
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.jobs import Answers, Job
@@ -65,7 +64,7 @@ class ModelLimits(NamedTuple):
     max_tokens: int
     num_blocks: int
     block_size: int
-    sampling: SamplingDefaults = NO_DEFAULTS
+    sampling: Mapping[str, Any]
 
 
 class Observer:
@@ -303,11 +302,8 @@ class EngineWorker:
         for answer in touched:
             self._deliver(answer, now)
         pace = SECONDS_PER_READER * len(touched)
-        self._tell(wake_readers, [box for box in self._mailboxes(touched) if box.is_due(now, pace)], now)
-
-    def _mailboxes(self, touched: Iterable[OpenAnswer]) -> set[Mailbox]:
-        """Return the mailboxes that may hold deltas, from this step or an earlier one."""
-        return {answer.mailbox for answer in (*touched, *self.answers.values())}
+        boxes = {answer.mailbox for answer in (*touched, *self.answers.values())}  # deltas of earlier steps may wait
+        self._tell(wake_readers, [box for box in boxes if box.is_due(now, pace)], now)
 
     def _deliver(self, answer: OpenAnswer, now: float) -> None:
         """Put the answer's next delta into its mailbox. If that fails, only this answer ends."""
@@ -340,15 +336,13 @@ class EngineWorker:
             self.engine.conclude(answer.request, ending)  # after a stop string the engine would go on
         except Exception as error:
             log.exception("request %s could not be ended; the engine cannot go on", answer.request.id)
-            self._break(f"a request could not be ended ({type(error).__name__}: {error}); start the engine again")
+            why = f"a request could not be ended ({type(error).__name__}: {error}); start the engine again"
+            with self._changed:
+                self._broken, self._stopping = self._broken or why, True
         del self.answers[answer.request.id]
         self._forget(1)
         self._tell(self.observer.ended, answer.request)
         self._tell(self.observer.timed, answer.times(time.perf_counter()))
-
-    def _break(self, why: str) -> None:
-        with self._changed:
-            self._broken, self._stopping = self._broken or why, True
 
     def _tell(self, note: Callable[..., None], *what: Any) -> None:
         """Call an observer or a mailbox. If it fails, log that and go on: other readers must not wait because of it."""

@@ -1,12 +1,11 @@
 """Lesson 15. LFM3, dense: a model whose layers keep all tokens, the last ones, or a state."""
 
 import re
-from typing import Any
 
 from mini_engine.families.family import SHARED, Family
 from mini_engine.families.lfm3_config import Lfm3Config
+from mini_engine.families.lfm3_fast import speed_up_lfm3
 from mini_engine.families.lfm3_model import lfm3_model
-from mini_engine.model.causal_lm import CausalLM
 
 NAMES = {
     r"\.operator_norm\.": ".input_layernorm.",
@@ -27,11 +26,4 @@ def usual_name(stored: str) -> str:
     return stored
 
 
-def speed_up(model: CausalLM, *options: Any) -> CausalLM:
-    """Return the model with lesson 9's linear layers."""
-    from mini_engine.families.lfm3_fast import speed_up_lfm3
-
-    return speed_up_lfm3(model, *options)
-
-
-FAMILY = Family(Lfm3Config.from_dir, lfm3_model, speed_up, shared=(*SHARED, "conv_channels"), renamed=usual_name)
+FAMILY = Family(Lfm3Config.from_dir, lfm3_model, speed_up_lfm3, shared=(*SHARED, "conv_channels"), renamed=usual_name)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.json_files import read_json
 from mini_engine.families.family import Family
@@ -38,4 +40,21 @@ def fuse(model: CausalLM) -> CausalLM:
     return fuse(model)
 
 
-FAMILY = Family(shape, qwen3_model, speed_up, fuse)
+DENSE = Family(Qwen3Config.from_dir, qwen3_model, speed_up, fuse)  # lesson 0's: every layer sees the whole text
+FAMILY = DENSE._replace(shape=shape)
+
+
+def load_model(
+    path_or_hub_id: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> CausalLM:
+    """Load lesson 0's model, a dense Qwen3 checkpoint, ready for inference.
+
+    Args:
+        path_or_hub_id: a directory with config.json and safetensors (one file or shards), or a hub id such as
+            "Qwen/Qwen3-0.6B", which huggingface_hub downloads once and keeps.
+        dtype: dtype of the loaded weights; a checkpoint of another dtype is converted piece by piece.
+
+    Raises:
+        UserError: the checkpoint, the dtype or the device cannot be used; the message says why.
+    """
+    return DENSE.load(path_or_hub_id, dtype, device)

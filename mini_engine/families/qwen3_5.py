@@ -1,11 +1,9 @@
 """Lesson 11. Qwen3.5, dense: a hybrid of delta nets and attention. Of a model with a vision tower, the text part."""
 
-from typing import Any
-
 from mini_engine.families.family import SHARED, Family
+from mini_engine.hybrid.fast import speed_up_hybrid
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.model import hybrid_model
-from mini_engine.model.causal_lm import CausalLM
 
 NOT_OF_THE_TEXT = ("mtp.", "model.visual.", "visual.")  # prediction heads and the vision tower
 
@@ -17,17 +15,10 @@ def text_name(stored: str) -> str:
     return stored if inner == bare else f"model.{inner}"
 
 
-def speed_up(model: CausalLM, *options: Any) -> CausalLM:
-    """Return the model with lesson 9's linear layers."""
-    from mini_engine.hybrid.fast import speed_up_hybrid
-
-    return speed_up_hybrid(model, *options)
-
-
 FAMILY = Family(
     HybridConfig.from_dir,
     hybrid_model,
-    speed_up,
+    speed_up_hybrid,
     shared=(*SHARED, "linear_num_key_heads", "linear_num_value_heads"),
     renamed=text_name,
     ignored=NOT_OF_THE_TEXT,

@@ -12,7 +12,7 @@ from mini_engine.quantized.pool import RowKvPool, bytes_per_token
 
 
 class RowPoolMaker(PoolMaker):
-    """Makes a RowKvPool; `Engine.for_model(model, pool=partial(RowPoolMaker, rows=INT8))` builds an engine with one.
+    """Makes a RowKvPool.
 
     Args:
         config, dtype, device, cache: as in lesson 5. rows: the format.

@@ -4,14 +4,13 @@ In addition to OpenAI's names, vLLM's: top_k, min_p, repetition_penalty, min_tok
 return_token_ids, include_stop_str_in_output, structured_outputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr
 
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.generation import SamplingDefaults
 from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.sampling_params import FRESH_SEED, MAX_LOGPROBS, MAX_SEED, MIN_SEED, SamplingParams
 from mini_engine.server.fields import (
@@ -126,11 +125,11 @@ class Sampling(Labelled, Guided):
     skip_special_tokens: Annotated[Flag, Only(True)] = True
     _longest: int | None = PrivateAttr(None)  # a chat answer, as suggested by the checkpoint
 
-    def advised(self, suggested: SamplingDefaults) -> Self:
+    def advised(self, suggested: Mapping[str, Any]) -> Self:
         """Return the same request with the checkpoint's suggestions for parameters that the client left out."""
-        left_out = {n: value for n, value in suggested.given.items() if n in SHARED and n not in self.model_fields_set}
+        left_out = {n: value for n, value in suggested.items() if n in SHARED and n not in self.model_fields_set}
         found = self.model_copy(update=left_out)
-        found._longest = suggested.max_tokens
+        found._longest = suggested.get("max_tokens")
         return found
 
     def prepare(self) -> None:

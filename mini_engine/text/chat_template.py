@@ -5,7 +5,7 @@ same
 settings, functions and extensions as in transformers: both render the same text.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,8 @@ class ChatTemplate:
         self.takes_all = dumps_messages(program)
         self.takes_calls = self.takes_tools or self.takes_all or not words.isdisjoint(ABOUT_CALLS)
         self.takes_text = joins(program, "arguments")
-        self.takes_parts = self.takes_all or any(is_named(loop.iter, "content") for loop in program.find_all(nodes.For))
+        looped = (name_of(loop.iter) for loop in program.find_all(nodes.For))
+        self.takes_parts = self.takes_all or "content" in looped
         self.takes_developer = self.takes_all or "developer" in words
 
     @cached_property
@@ -92,17 +93,16 @@ def words_of(program: nodes.Node) -> set[str]:
     return {word for word in (*constants, *attributes) if isinstance(word, str)}
 
 
-def is_named(value: nodes.Node | None, name: str) -> bool:
-    """Return True if a value in a program is a variable, an attribute or an item of this name."""
+def name_of(value: nodes.Node | None) -> Any:
+    """Return the name of a value in a program, if it is a variable, an attribute or an item."""
     match value:
         case nodes.Name(name=found) | nodes.Getattr(attr=found) | nodes.Getitem(arg=nodes.Const(value=found)):
-            return found == name
-    return False
+            return found
 
 
 def dumps_messages(program: nodes.Node) -> bool:
     """Return True if a program writes whole messages as JSON."""
-    loops = [loop.target for loop in program.find_all(nodes.For) if is_named(loop.iter, "messages")]
+    loops = [loop.target for loop in program.find_all(nodes.For) if name_of(loop.iter) == "messages"]
     names = {"messages", *(target.name for target in loops if isinstance(target, nodes.Name))}
     filtered = (each.node for each in program.find_all(nodes.Filter) if each.name == "tojson")
     return any(isinstance(value, nodes.Name) and value.name in names for value in filtered)
@@ -112,15 +112,10 @@ def joins(program: nodes.Node, name: str) -> bool:
     """Return True if a program adds a value of this name to a string, and neither filters nor tests it anywhere."""
     names = {name}  # plus those of variables that hold it
     for each in program.find_all(nodes.Assign):
-        if isinstance(each.target, nodes.Name) and holds_one(each.node, names):
+        if isinstance(each.target, nodes.Name) and name_of(each.node) in names:
             names.add(each.target.name)
-    added = any(holds_one(add.left, names) or holds_one(add.right, names) for add in program.find_all(nodes.Add))
-    return added and not any(holds_one(each.node, names) for each in program.find_all((nodes.Filter, nodes.Test)))
-
-
-def holds_one(value: nodes.Node | None, names: Collection[str]) -> bool:
-    """Return True if a value in a program is a variable, an attribute or an item of one of these names."""
-    return any(is_named(value, name) for name in names)
+    added = any(not names.isdisjoint(map(name_of, (add.left, add.right))) for add in program.find_all(nodes.Add))
+    return added and not any(name_of(each.node) in names for each in program.find_all((nodes.Filter, nodes.Test)))
 
 
 def find_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from mini_engine.base.errors import UserError, first_line, warn_once
-from mini_engine.checkpoint.weights import resolve_checkpoint
+from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.text.chat_messages import as_expected
 from mini_engine.text.control_tokens import StandIns
 from mini_engine.text.prompts import checked_variables

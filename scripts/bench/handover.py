@@ -27,11 +27,11 @@ from rich.progress import track
 from mini_engine.assembly.build import build_engine, prefill_workers
 from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.assembly.loading import load
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
+from mini_engine.families.qwen3 import load_model
 from mini_engine.handover.receiver import ReceivingConnector
 from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.layers.fast_model import speed_up

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.registry import load_kernel
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR

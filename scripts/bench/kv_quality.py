@@ -18,10 +18,10 @@ from torch import Tensor
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
 from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all

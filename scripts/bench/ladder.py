@@ -23,9 +23,9 @@ from scripts.smoke.arguments import pick_device
 
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import DTYPES
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.layers import speed_up

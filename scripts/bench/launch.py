@@ -19,9 +19,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mini_engine.attention.registry import load_kernel
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
+from mini_engine.families.qwen3 import load_model
 from mini_engine.gpu.graphs import GraphRunner
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.layers.fused_layers import fuse

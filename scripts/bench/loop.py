@@ -8,8 +8,8 @@ from scripts.bench.turns import take_turns
 
 import torch
 
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.loop import Sequence
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv import contiguous, no_cache, token_flat
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.model.qwen3 import KvStore

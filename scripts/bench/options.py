@@ -56,7 +56,7 @@ def add_model(parser: ArgumentParser) -> None:
 
 def model_of(args: Namespace) -> Path:
     """Return the directory that `add_model`'s option names."""
-    from mini_engine.checkpoint.weights import resolve_checkpoint
+    from mini_engine.checkpoint.directory import resolve_checkpoint
 
     return resolve_checkpoint(args.model or pocket_dir())
 

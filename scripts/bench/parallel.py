@@ -26,12 +26,12 @@ import torch
 from mini_engine.assembly.build import build_engine, over_ranks, start_ranks
 from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.distributed.tensor_parallel.processes import Ranks
 from mini_engine.distributed.tensor_parallel.shard import bytes_per_step, gathered_bytes_per_step
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
+from mini_engine.families.qwen3 import load_model
 from mini_engine.layers.fast_model import speed_up
 from mini_engine.model.causal_lm import CausalLM
 

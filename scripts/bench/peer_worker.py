@@ -27,9 +27,9 @@ def our_engine(request: dict):
     """Return this course's engine, with lesson 9's layers and lesson 8's tree."""
     import torch
 
-    from mini_engine.checkpoint.weights import load_model
     from mini_engine.engine.engine import Engine
     from mini_engine.engine.scheduler_config import SchedulerConfig
+    from mini_engine.families.qwen3 import load_model
     from mini_engine.kv.cache_coordinator import caching_manager
     from mini_engine.layers import speed_up
 

@@ -17,11 +17,11 @@ import torch
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import DTYPES
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import plan_step
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
+from mini_engine.families.qwen3 import load_model
 from mini_engine.layers import native, speed_up
 from mini_engine.layers.packed_layers import PackedModel
 

@@ -17,8 +17,8 @@ from scripts.bench.runs import PAGE, Jobs, ours, watch
 from scripts.smoke.arguments import pick_device
 
 from mini_engine.checkpoint.config import DTYPES
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.radix import RadixTree

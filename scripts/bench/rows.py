@@ -17,11 +17,11 @@ import torch
 
 from mini_engine.attention.registry import load_kernel
 from mini_engine.checkpoint.config import DTYPES
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import plan_step
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import key_of

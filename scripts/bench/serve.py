@@ -14,8 +14,8 @@ from scripts.bench.turns import Timing, take_turns
 from scripts.smoke.arguments import pick_device
 
 from mini_engine.checkpoint.config import DTYPES
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
+from mini_engine.families.qwen3 import load_model
 
 REQUESTS = 32
 OURS = "ours"

@@ -23,7 +23,6 @@ from mini_engine.assembly import loading
 from mini_engine.assembly.build import build_engine
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import DTYPES
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
@@ -31,6 +30,7 @@ from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
 from mini_engine.speculation.options import Speculation

@@ -25,11 +25,11 @@ from torch import nn
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import DTYPES
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner, plan_step
 from mini_engine.engine.sampler import sample
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.layers import speed_up
 

@@ -1,7 +1,7 @@
 """Course machinery. Writes lessons/api.md: the engine's public API, extracted from the source's syntax tree.
 
 This file only lists which names are shown, and in which order. Everything else (signatures, fields, defaults,
-docstrings, the commands' options, the server's routes) is read from the source, without torch, so it cannot go stale.
+docstrings, the commands' options, the server's routes) comes from the source, without torch, so it cannot go stale.
 """
 
 import ast
@@ -9,8 +9,8 @@ import re
 import sys
 import textwrap
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeGuard
+from importlib import import_module
+from typing import Any, TypeGuard
 
 from scripts import ROOT
 from scripts.pages.generated import asks_for_check, settle
@@ -93,7 +93,7 @@ PARTS = (
         "Models",
         "Load a checkpoint into a model. [Lesson 0](l0_the_loop/README.md).",
         (
-            *entries("checkpoint/weights.py", "load_model"),
+            *entries("families/qwen3.py", "load_model"),
             *entries("checkpoint/config.py", "Qwen3Config"),
             *entries("families/family.py", "Family"),
             *entries("model/causal_lm.py", "CausalLM"),
@@ -407,50 +407,29 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-"))
 
 
+class Options:
+    """Stands in for a command's parser and keeps the options that are added to it, as rows of a table."""
+
+    def __init__(self) -> None:
+        self.rows = ["| option | what it does |", "| --- | --- |"]
+
+    def add_argument(self, *names: str, help: str = "", metavar: str = "", **given: Any) -> None:
+        """Add a row: the spelling of an option, and its help or choices."""
+        default = f" (default: {given['default']})" if "default" in given else ""
+        words = (help or ", ".join(given.get("choices", ())) + default).replace("|", "\\|")
+        shown = f"{', '.join(names)} {metavar}".strip()
+        self.rows.append(f"| `{shown}` | {words} |")
+
+
 def commands() -> list[str]:
-    """Return the commands and their options, from their `add_argument` calls."""
+    """Return the commands and their options."""
     parts = ["## Commands", "`python -m mini_engine COMMAND --help` shows the same in a terminal."]
-    arguments = ROOT / "mini_engine/cli/arguments.py"
-    shared = options_of(arguments)
-    nested = {one.name: called_in(one) for one in definitions(ast.parse(arguments.read_text(encoding="utf-8")))}
     for name, file in COMMANDS:
-        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        said = docstring(tree).split(". ", 1)[1].split("\n\n")[0]
-        called = called_in(tree)
-        called |= {name for one in called for name in nested.get(one, ())}
-        rows = [row for function, found in shared.items() if function in called for row in found]
-        rows += [row for found in options_of(ROOT / file).values() for row in found]
-        table = ["| option | what it does |", "| --- | --- |", *(f"| `{option}` | {words} |" for option, words in rows)]
-        parts += [f"### The command {name}", f"{' '.join(said.split())} · [source](../{file})", "\n".join(table)]
+        command, options = import_module(file.removesuffix(".py").replace("/", ".")), Options()
+        command.add_arguments(options)
+        said = (command.__doc__ or "").split(". ", 1)[1].split("\n\n")[0]
+        parts += [f"### The command {name}", f"{' '.join(said.split())} · [source](../{file})", "\n".join(options.rows)]
     return [*parts, *routes()]
-
-
-def called_in(tree: ast.AST) -> set[str]:
-    """Return the names of the functions that are called."""
-    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return {function.id for function in calls if isinstance(function, ast.Name)}
-
-
-def options_of(path: Path) -> dict[str, list[tuple[str, str]]]:
-    """Map each function to the options that it adds: the spelling of each, and its help or choices."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for function in definitions(ast.parse(path.read_text(encoding="utf-8"))):
-        for node in ast.walk(function):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-                given = {word.arg: word.value for word in node.keywords if word.arg}
-                names = ", ".join(map(ast.literal_eval, node.args))
-                value = given.get("metavar")
-                words = ast.literal_eval(given["help"]) if "help" in given else choices(given)
-                shown = f"{names} {ast.literal_eval(value)}" if value is not None else names
-                found.setdefault(function.name, []).append((shown, words.replace("|", "\\|")))
-    return found
-
-
-def choices(given: dict[str, ast.expr]) -> str:
-    """Return the choices of an option without a help text."""
-    listed = ", ".join(ast.literal_eval(given["choices"])) if "choices" in given else ""
-    default = f" (default: {ast.literal_eval(given['default'])})" if "default" in given else ""
-    return f"{listed}{default}"
 
 
 def routes() -> list[str]:

@@ -88,7 +88,7 @@ def crowd() -> tuple[str, ...]:
 @functools.cache
 def wide_windows() -> tempfile.TemporaryDirectory:
     """Return a copy of pocket-windows with wider windows, which lasts as long as this process."""
-    from mini_engine.checkpoint.weights import resolve_checkpoint
+    from mini_engine.checkpoint.directory import resolve_checkpoint
 
     folder = tempfile.TemporaryDirectory(prefix="wide-windows-")
     shutil.copytree(resolve_checkpoint("pocket-windows"), folder.name, dirs_exist_ok=True)

@@ -44,7 +44,7 @@ def record() -> dict[str, Any]:
     from scripts.bench.options import model_of
 
     from mini_engine.checkpoint.config import DTYPES
-    from mini_engine.checkpoint.weights import load_model
+    from mini_engine.families.qwen3 import load_model
 
     args = Namespace(model=None, requests=None, quick=False, lessons=None)
 

@@ -26,7 +26,7 @@ def sampler() -> dict[str, Any]:
     """Return the pocket model's logits after a prompt, rounded, and the words of the best ones."""
     import torch
 
-    from mini_engine.checkpoint.weights import load_model
+    from mini_engine.families.qwen3 import load_model
     from mini_engine.kv.no_cache import NoCache, Recompute
     from mini_engine.pocket import POCKET_DIR
     from mini_engine.text.tokenizer import Tokenizer

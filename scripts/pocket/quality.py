@@ -11,7 +11,7 @@ from scripts.smoke.run import quiet_hugging_face
 
 import torch
 
-from mini_engine.checkpoint.weights import resolve_checkpoint
+from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.cli.parser import OneLineParser, guard
 from mini_engine.pocket import COURSE_PROMPTS
 

@@ -64,7 +64,7 @@ def with_prompts(argv: Sequence[str] | None, parser: argparse.ArgumentParser, pr
 def load_ours(args: argparse.Namespace):
     """Return the model and the prompts that `args` names. Resolves `args.device` and `args.model` in place."""
     from mini_engine.checkpoint.config import DTYPES
-    from mini_engine.checkpoint.weights import load_model
+    from mini_engine.families.qwen3 import load_model
 
     args.device = pick_device(args.device)
     args.model = args.model or getattr(args, "default_model", None) or str(pocket_dir())
@@ -95,7 +95,7 @@ def pocket_dir() -> Path:
 
 def tokenizer_of(args: argparse.Namespace):
     """Return the checkpoint's tokenizer, or None if it has none (token ids need no tokenizer)."""
-    from mini_engine.checkpoint.weights import resolve_checkpoint
+    from mini_engine.checkpoint.directory import resolve_checkpoint
 
     return _tokenizer_in(resolve_checkpoint(args.model))
 

@@ -10,7 +10,7 @@ def load_hf(path: str | Path, args: argparse.Namespace):
     from transformers import AutoModelForCausalLM
 
     from mini_engine.checkpoint.config import DTYPES
-    from mini_engine.checkpoint.weights import resolve_checkpoint
+    from mini_engine.checkpoint.directory import resolve_checkpoint
 
     model = AutoModelForCausalLM.from_pretrained(resolve_checkpoint(path), dtype=DTYPES[args.dtype])
     return model.to(args.device).eval()

@@ -21,7 +21,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from mini_engine.attention.registry import load_kernel
-from mini_engine.checkpoint.weights import load_model
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
 from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mini_engine.assembly.build import over_ranks
 from mini_engine.assembly.engine_config import EngineConfig
-from mini_engine.checkpoint.weights import stored_model
 from mini_engine.distributed.tensor_parallel.collectives import TorchCollectives
 from mini_engine.distributed.tensor_parallel.follow import follow_plans
 from mini_engine.distributed.tensor_parallel.layers import with_layers
@@ -20,6 +19,7 @@ from mini_engine.distributed.tensor_parallel.messages import Message, packed
 from mini_engine.distributed.tensor_parallel.shard import RankCut
 from mini_engine.engine.runner import Step
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.families.qwen3 import DENSE
 
 NUM_RANKS = 2
 Meeting = dict[int, Tensor]  # a rank to its part
@@ -78,7 +78,7 @@ class OtherRank:
 def answered(path: Path, prompt_ids: Sequence[int], max_tokens: int) -> tuple[list[list[Meeting]], list[int]]:
     """Answer a prompt over two ranks. Return the meetings of each step, and the answer."""
     brought, barrier = list[Meeting](), threading.Barrier(NUM_RANKS, timeout=60)
-    stored = stored_model(path)
+    stored = DENSE.stored(path)
     cuts = [stored.load(torch.float32, cut=RankCut(rank, NUM_RANKS)) for rank in range(NUM_RANKS)]
     models = [with_layers(cut, "torch", Heard(rank, brought, barrier)) for rank, cut in enumerate(cuts)]
     other: Any = OtherRank(models[0])

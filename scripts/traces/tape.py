@@ -63,7 +63,7 @@ class Tape:
     @cached_property
     def model(self):
         """The pocket model."""
-        from mini_engine.checkpoint.weights import load_model  # here, because a page has no tensors
+        from mini_engine.families.qwen3 import load_model  # here, because a page has no tensors
         from mini_engine.pocket import POCKET_DIR
 
         return load_model(POCKET_DIR)

@@ -36,9 +36,9 @@ import torch
 
 from mini_engine.attention.registry import KERNEL_NAMES
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.distributed.routing.policy import RoundRobin
 from mini_engine.engine.engine import Engine
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager
 from tests.course.threads import wait_policy

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from mini_engine.attention import dense
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine import loop
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv import contiguous, no_cache
 from mini_engine.model import qwen3
 from tests.support import both, checkpoint, some_ids, write_checkpoint

@@ -4,6 +4,7 @@ Protects lesson N from needing lesson N + 1, the labs on the website, which have
 """
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -64,6 +65,7 @@ WHAT_EACH_MAY_KNOW = {
     "model": ("model", "checkpoint.config", "base"),
     "attention": ("attention", "base"),
     "kv": ("kv", "attention", "checkpoint.config", "base"),
+    "checkpoint": ("checkpoint", "model.kinds", "base"),
     "assembly.engine_config": ("engine.scheduler_config", "speculation.options", "base"),
     "tiers": ("tiers", "kv", "assembly.engine_config", "checkpoint.stored", "model.causal_lm", "base"),
 }
@@ -192,6 +194,14 @@ def test_an_earlier_lesson_does_not_need_a_later_one():
     }
     wrong = {path: later for path, later in wrong.items() if later}
     assert not wrong, f"these need modules of later lessons: {wrong}"
+
+
+def test_lessons_0_to_5_speak_of_no_lesson_from_8_on():
+    """Their readers have not met it."""
+    for module in MODULES.values():
+        if module.lesson is not None and module.lesson <= 5:
+            numbers = re.findall(r"lessons?\s+(\d+)", (ROOT / module.path).read_text(encoding="utf-8"), re.IGNORECASE)
+            assert all(int(number) < 8 for number in numbers), f"{module.path} names one of the lessons {numbers}"
 
 
 def test_the_modules_in_a_lesson_s_folder_need_no_later_one():

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mini_engine.assembly.loading import load
-from mini_engine.checkpoint.weights import load_model
+from mini_engine.families.qwen3 import load_model
 
 SIZES = {
     "steps": 3,

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.weights import load_model, resolve_checkpoint
+from mini_engine.checkpoint.directory import resolve_checkpoint
+from mini_engine.families.qwen3 import load_model
 from tests.support import write_checkpoint
 
 INDEX = "model.safetensors.index.json"

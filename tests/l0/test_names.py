@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.names import EMBEDDING, HEAD
-from mini_engine.checkpoint.weights import load_model
+from mini_engine.families.qwen3 import load_model
 from tests.support import refused, write_checkpoint
 
 FREQUENCIES = "model.layers.0.self_attn.rotary_emb.inv_freq"

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.loop import generate
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.no_cache import ForwardMeta, NoCache, Recompute
 from tests.support import hf_greedy, some_ids, write_checkpoint
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mini_engine.checkpoint import weights
-from mini_engine.checkpoint.weights import load_model
+from mini_engine.families import qwen3
+from mini_engine.families.qwen3 import load_model
 from tests.support import checkpoint, write_checkpoint
 
 FAMILY = "two, tied, wide heads"
@@ -87,7 +87,7 @@ def test_a_missing_gpu_exits_2(capsys):
 
 def test_bfloat16_runs_and_reports(capsys, monkeypatch):
     loaded = []
-    monkeypatch.setattr(weights, "load_model", lambda *given: loaded.append(load_model(*given)) or loaded[-1])
+    monkeypatch.setattr(qwen3, "load_model", lambda *given: loaded.append(load_model(*given)) or loaded[-1])
     code = smoke("--model", checkpoint(FAMILY), "--prompt-ids", "1,2,3", "--dtype", "bfloat16", "--json")
     request = json.loads(capsys.readouterr().out)["requests"][0]
     assert loaded[0].dtype == torch.bfloat16, "--dtype sets the dtype of the weights"

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.weights import load_model
+from mini_engine.families.qwen3 import load_model
 from tests.support import refused, write_checkpoint
 
 
@@ -242,7 +242,7 @@ def test_the_peak_is_at_most_a_fifth_above_the_model(tmp_path, untied):
         import sys
         from pathlib import Path
         import torch
-        from mini_engine.checkpoint.weights import load_model
+        from mini_engine.families.qwen3 import load_model
         def peak(name):
             status = Path("/proc/self/status").read_text(encoding="utf-8")
             return int(status.split(name + ":")[1].split()[0]) * 1024

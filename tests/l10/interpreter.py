@@ -19,7 +19,7 @@ def kernel(name, *inputs):
 def tokens(directory, prompts, max_tokens, kernel):
     """Return the greedy answers of an engine with fused layers, its decode steps padded to a capture size."""
     from mini_engine.attention.registry import load_kernel
-    from mini_engine.checkpoint.weights import load_model
+    from mini_engine.families.qwen3 import load_model
     from mini_engine.gpu.graphs import no_graph
     from mini_engine.layers.fused_layers import fuse
     from tests.l10.gpu_helpers import answers, graph_engine

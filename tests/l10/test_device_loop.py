@@ -9,7 +9,7 @@ from lessons.l10_device.req_to_token import ReqToTokenPool
 from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import OutOfBlocks, UserError
-from mini_engine.checkpoint.weights import load_model
+from mini_engine.families.qwen3 import load_model
 from mini_engine.gpu.graphs import CudaCapture, no_graph
 from mini_engine.pocket import POCKET_DIR
 from tests.l10.gpu_helpers import Counting, TapeCapture, masked_attention

@@ -8,9 +8,9 @@ import torch
 
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.loop import generate
+from mini_engine.families.qwen3 import load_model
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv

@@ -10,9 +10,9 @@ from mini_engine.assembly import build, choices
 from mini_engine.assembly.llm import LLM
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.cli.arguments import add_engine_options
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.families.qwen3 import load_model
 from mini_engine.gpu import graphs as graphs_module
 from mini_engine.gpu.graphs import GraphRunner, runner_for
 from mini_engine.kv.block_tensor import KvPool

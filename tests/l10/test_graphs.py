@@ -9,11 +9,11 @@ import torch
 
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner, plan_step
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.engine.scheduler_config import SchedulerConfig
+from mini_engine.families.qwen3 import load_model
 from mini_engine.gpu import graphs as graphs_module
 from mini_engine.gpu.graphs import CudaCapture, DecodeBuffers, GraphRunner, capture_sizes_up_to, no_graph, runner_for
 from mini_engine.kv.block_tensor import KvPool

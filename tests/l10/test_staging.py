@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lessons.l10_device.loop import DeviceKv, plan_prefill
 from lessons.l10_device.pools import make_full_attention_net_mem_pool, make_req_to_token_pool
 from mini_engine.attention.registry import load_kernel
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.runner import ModelRunner, plan_step
 from mini_engine.engine.scheduler import Chunk
+from mini_engine.families.qwen3 import load_model
 from mini_engine.gpu.graphs import CudaCapture, DecodeBuffers, GraphRunner, no_graph
 from mini_engine.gpu.staging import ALIGNMENT, Staging, Table, block_of, upload, uploaded
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool

@@ -9,7 +9,7 @@ import torch
 
 from mini_engine.assembly.loading import load
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.weights import load_model
+from mini_engine.families.qwen3 import load_model
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.model import GatedRMSNorm, ZeroCentredRMSNorm, partial_rope

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mini_engine.assembly.build import build_engine
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.speculation.verify import sample_rows

@@ -11,10 +11,10 @@ import pytest
 from mini_engine.assembly.build import build_engine
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
+from mini_engine.families.qwen3 import load_model
 from mini_engine.gpu.graphs import GraphRunner, no_graph
 from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from mini_engine.assembly.loading import load, reader_of
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.shipped import shipped_checkpoint
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.families.deepseek import FAMILY as DEEPSEEK
+from mini_engine.families.qwen3 import load_model
 from mini_engine.latents.latent_config import LatentConfig
 from mini_engine.pocket_latent import POCKET_LATENT_DIR
 from tests.support import refused
@@ -183,4 +183,4 @@ def test_every_family_reads_what_its_authors_would_sample_with(tmp_path, model):
     authors = dict(temperature=0.6, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.1, max_new_tokens=5)
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(authors), encoding="utf-8")
     authors["max_tokens"] = authors.pop("max_new_tokens")
-    assert read(tmp_path / "model").sampling.given == authors
+    assert read(tmp_path / "model").sampling == authors

@@ -8,7 +8,7 @@ from scripts.bench.kv_quality import BLOCK_SIZE, compare, heavy_tailed, held_out
 import pytest
 import torch
 
-from mini_engine.checkpoint.weights import load_model
+from mini_engine.families.qwen3 import load_model
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.quantized.judge import kl
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from mini_engine.checkpoint.weights import stored_model
+from mini_engine.families.qwen3 import DENSE
 
 WAIT_SECONDS = 120
 FOREVER = 600.0
@@ -83,7 +83,7 @@ class SlowlyStored:
     """A checkpoint of many tensors, each of which takes a while to read."""
 
     def __init__(self, path: Path, fails: bool = False) -> None:
-        self.config, self.fails = stored_model(path).config, fails
+        self.config, self.fails = DENSE.stored(path).config, fails
 
     def load(self, dtype, device, cut):
         for _ in range(int(FOREVER / 0.1)):

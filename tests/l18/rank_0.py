@@ -8,9 +8,9 @@ import sys
 import time
 
 from mini_engine.base.errors import EngineDead, UserError
-from mini_engine.checkpoint.weights import stored_model
 from mini_engine.distributed.tensor_parallel.processes import Ranks
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.families.qwen3 import DENSE
 from mini_engine.pocket import POCKET_DIR
 from tests.l18.ends import SlowlyStored
 from tests.l18.ranks import engine_over
@@ -22,11 +22,11 @@ def main() -> None:
     parser.add_argument("fault", choices=["wait", "raise"])
     parser.add_argument("--transport", default="auto")
     args = parser.parse_args()
-    with Ranks(str(POCKET_DIR), 2, transport=args.transport) as ranks:
+    with Ranks(str(POCKET_DIR), 2, DENSE.stored, transport=args.transport) as ranks:
         if args.when == "loading":
             announce(ranks)
             ranks.join(SlowlyStored(POCKET_DIR, args.fault == "raise"))
-        ranks.join(stored_model(POCKET_DIR))
+        ranks.join(DENSE.stored(POCKET_DIR))
         if args.when == "collective":
             ranks.model.register_forward_pre_hook(lambda *_: come_to(args.fault, ranks))
             run_step(ranks)

@@ -11,12 +11,12 @@ import torch
 from mini_engine.assembly.build import over_ranks, start_ranks
 from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.assembly.loading import reader_of
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.distributed.tensor_parallel.collectives import TorchCollectives
 from mini_engine.distributed.tensor_parallel.follow import follow_plans
 from mini_engine.distributed.tensor_parallel.layers import with_layers
 from mini_engine.distributed.tensor_parallel.messages import packed
 from mini_engine.distributed.tensor_parallel.shard import RankCut
+from mini_engine.families.qwen3 import load_model
 from mini_engine.pocket import POCKET_DIR
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from mini_engine.base.errors import EngineDead, UserError
-from mini_engine.checkpoint.weights import stored_model
 from mini_engine.distributed.tensor_parallel.messages import packed
 from mini_engine.distributed.tensor_parallel.processes import Ranks
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.families.qwen3 import DENSE
 from mini_engine.pocket import POCKET_DIR
 from tests.l18.ends import (
     WAIT_SECONDS,
@@ -61,7 +61,7 @@ def begin(fault, ranks):
 @contextmanager
 def shared_by(num_ranks=2, path=POCKET_DIR, **options):
     """Return ranks that have not joined. None of their processes is left behind."""
-    with Ranks(str(path), num_ranks, **options) as ranks:
+    with Ranks(str(path), num_ranks, DENSE.stored, **options) as ranks:
         pids = [process.pid for process in ranks.processes]
         yield ranks
         wait_for("all other ranks have ended", lambda: not any(p.is_alive() for p in ranks.processes))
@@ -101,7 +101,7 @@ def test_a_fault_while_rank_1_loads_ends_the_start(fault, busy):
             wait_for("rank 1 sends heartbeats", lambda: ranks.others.pulse.seen[1])
             begin(fault, ranks)
             fault = None
-        stored = SlowlyStored(POCKET_DIR) if busy else stored_model(POCKET_DIR)
+        stored = SlowlyStored(POCKET_DIR) if busy else DENSE.stored(POCKET_DIR)
         with deadline(WAIT_SECONDS), pytest.raises(UserError) as caught:
             ranks.join(stored)
         assert str(caught.value) == sentence
@@ -111,7 +111,7 @@ def test_a_rank_that_is_stopped_while_it_imports_ends_the_start():
     with shared_by() as ranks:
         begin(signal.SIGSTOP, ranks)
         with deadline(WAIT_SECONDS), pytest.raises(UserError) as caught:
-            ranks.join(stored_model(POCKET_DIR))
+            ranks.join(DENSE.stored(POCKET_DIR))
         assert str(caught.value) == SAID[signal.SIGSTOP] and not ranks.others.pulse.seen[1]
 
 
@@ -119,7 +119,7 @@ def test_a_rank_that_is_stopped_while_it_imports_ends_the_start():
 @pytest.mark.parametrize("fault", SAID, ids=named)
 def test_a_fault_of_rank_1_while_rank_0_waits_for_it_in_a_collective(transport, fault):
     with shared_by(transport=transport) as ranks:
-        ranks.join(stored_model(POCKET_DIR))
+        ranks.join(DENSE.stored(POCKET_DIR))
         engine = engine_over(ranks, num_blocks=20)
         engine.add_request("one", [5, 9, 11], SamplingParams(temperature=0, max_tokens=4))
         engine.step()
@@ -135,7 +135,7 @@ def test_a_fault_of_rank_1_while_rank_0_waits_for_it_in_a_collective(transport, 
 @pytest.mark.parametrize("fault", SAID, ids=named)
 def test_a_fault_of_rank_1_between_steps_is_known_before_the_next(fault):
     with shared_by() as ranks:
-        ranks.join(stored_model(POCKET_DIR))
+        ranks.join(DENSE.stored(POCKET_DIR))
         begin(fault, ranks)
         with deadline(WAIT_SECONDS):
             wait_for("rank 0 knows", lambda: ranks.fault)
@@ -149,7 +149,7 @@ def test_the_rank_that_ended_first_is_named_not_those_whose_connections_broke(fa
     """Ranks 1 and 2 meet rank 3 over gloo, fail in their turn, and send last words of their own."""
     path = checkpoint("one query a key head, untied")
     with shared_by(4, path, transport="gloo") as ranks:
-        ranks.join(stored_model(path))
+        ranks.join(DENSE.stored(path))
         engine = engine_over(ranks, num_blocks=20)
         engine.add_request("one", [5, 9, 11], SamplingParams(temperature=0, max_tokens=4))
         engine.step()
@@ -238,7 +238,7 @@ def test_ranks_that_are_ready_wait_for_the_others_as_long_as_loading_takes():
     with shared_by(transport="gloo", patience=timedelta(seconds=2)) as ranks:
         assert ranks.others.replies[0].poll(WAIT_SECONDS), "rank 1 is ready"
         time.sleep(4)
-        ranks.join(stored_model(POCKET_DIR))
+        ranks.join(DENSE.stored(POCKET_DIR))
         assert not ranks.fault
         ranks.close()
 
@@ -246,7 +246,7 @@ def test_ranks_that_are_ready_wait_for_the_others_as_long_as_loading_takes():
 def test_a_rank_that_keeps_python_s_lock_for_long_is_not_lost():
     """Its thread cannot count meanwhile. Any long call into C may do that, in rank 0's own process above all."""
     with shared_by() as ranks:
-        ranks.join(stored_model(POCKET_DIR))
+        ranks.join(DENSE.stored(POCKET_DIR))
         with deadline(WAIT_SECONDS):
             ctypes.PyDLL(None).sleep(7)
         engine = engine_over(ranks, num_blocks=20)

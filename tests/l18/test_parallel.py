@@ -2,10 +2,10 @@
 
 import pytest
 
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
+from mini_engine.families.qwen3 import load_model
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.pocket import POCKET_DIR
 from tests.l18.ranks import engine_over, started

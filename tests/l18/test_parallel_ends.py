@@ -11,12 +11,12 @@ import torch
 
 from mini_engine.assembly.llm import LLM
 from mini_engine.base.errors import EngineDead, UserError
-from mini_engine.checkpoint.weights import load_model, stored_model
 from mini_engine.distributed.tensor_parallel.pools import SharedPools
 from mini_engine.distributed.tensor_parallel.processes import Ranks
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
+from mini_engine.families.qwen3 import DENSE, load_model
 from mini_engine.pocket import POCKET_DIR
 from tests.l18.ends import WAIT_SECONDS, deadline, wait_until_gone
 from tests.l18.ranks import engine_over, started
@@ -101,9 +101,10 @@ def test_when_rank_0_dies_the_others_end():
     code = (
         "import os, signal\n"
         "from mini_engine.distributed.tensor_parallel.processes import Ranks\n"
+        "from mini_engine.families.qwen3 import DENSE\n"
         "from mini_engine.pocket import POCKET_DIR\n"
         "if __name__ == '__main__':\n"
-        "    ranks = Ranks(str(POCKET_DIR), 2)\n"
+        "    ranks = Ranks(str(POCKET_DIR), 2, DENSE.stored)\n"
         "    print(ranks.processes[0].pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -114,8 +115,8 @@ def test_when_rank_0_dies_the_others_end():
 
 @nightly
 def test_a_checkpoint_that_the_other_ranks_cannot_read_is_an_error(tmp_path):
-    with pytest.raises(UserError), Ranks(str(tmp_path), 2) as ranks:
-        ranks.join(stored_model(POCKET_DIR))
+    with pytest.raises(UserError), Ranks(str(tmp_path), 2, DENSE.stored) as ranks:
+        ranks.join(DENSE.stored(POCKET_DIR))
 
 
 @nightly

@@ -19,10 +19,10 @@ from mini_engine import LLM, SamplingParams
 from mini_engine.__main__ import main
 from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.distributed.tensor_parallel.limits import check_shareable
 from mini_engine.distributed.tensor_parallel.processes import Ranks
 from mini_engine.engine.scheduler_config import SchedulerConfig
+from mini_engine.families.qwen3 import load_model
 from mini_engine.pocket import POCKET_DIR
 from tests.l18.ends import WAIT_SECONDS, deadline, has_ended, wait_for, wait_until_gone
 from tests.l18.test_parallel import nightly

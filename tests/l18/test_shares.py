@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.distributed.tensor_parallel.shard import bytes_per_step, gathered_bytes_per_step, share_of
+from mini_engine.families.qwen3 import load_model
 from mini_engine.pocket import POCKET_DIR
 from tests.support import must_raise
 

@@ -5,12 +5,12 @@ from functools import cache
 import pytest
 import torch
 
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.distributed.tensor_parallel.messages import Call, PoolSize
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import Step
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
+from mini_engine.families.qwen3 import load_model
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.pocket import POCKET_DIR

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mini_engine.distributed.tensor_parallel import processes
+from mini_engine.families.qwen3 import DENSE
 
 
 class Alone:
@@ -37,7 +38,7 @@ def six_threads(monkeypatch):
 
 @pytest.mark.parametrize(("num_ranks", "each"), [(2, 3), (4, 1), (8, 1)])
 def test_threads_are_divided_while_ranks_run_and_one_s_own_again_afterwards(six_threads, num_ranks, each):
-    with processes.Ranks("somewhere", num_ranks) as ranks:
+    with processes.Ranks("somewhere", num_ranks, DENSE.stored) as ranks:
         assert (torch.get_num_threads(), ranks.place.num_threads) == (each, each)
     assert torch.get_num_threads() == 6
     ranks.close()
@@ -47,5 +48,5 @@ def test_threads_are_divided_while_ranks_run_and_one_s_own_again_afterwards(six_
 def test_they_are_one_s_own_again_if_ranks_cannot_start(six_threads, monkeypatch):
     monkeypatch.setattr(Alone, "fails", True)
     with pytest.raises(KeyboardInterrupt):
-        processes.Ranks("somewhere", 2)
+        processes.Ranks("somewhere", 2, DENSE.stored)
     assert torch.get_num_threads() == 6

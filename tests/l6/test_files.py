@@ -159,7 +159,7 @@ def test_a_greedy_command_gives_hugging_face_s_tokens_with_the_file_s_penalty(tm
 def test_a_command_s_options_come_first_then_the_file_then_greedy(tmp_path, settings, options, wanted):
     parser = OneLineParser()
     add_sampling_options(parser, max_tokens=16)
-    suggested = sampling_defaults(written(tmp_path / "model", **settings)).given
+    suggested = sampling_defaults(written(tmp_path / "model", **settings))
     assert sampling_params(parser.parse_args(options), suggested) == wanted
 
 
@@ -177,14 +177,14 @@ def test_a_command_s_options_come_first_then_the_file_then_greedy(tmp_path, sett
     ],
 )
 def test_a_suggestion_that_is_out_of_range_is_left_out_with_one_line(tmp_path, capsys, bad):
-    found = sampling_defaults(written(tmp_path / "model", **AUTHORS | bad)).given
+    found = sampling_defaults(written(tmp_path / "model", **AUTHORS | bad))
     [name] = ["max_tokens" if name == "max_new_tokens" else name for name in bad]
     said = capsys.readouterr().err
     assert name not in found and len(found) == 5 and said.count("\n") == 1 and next(iter(bad)) in said
 
 
 def test_a_top_k_of_minus_one_is_off(tmp_path):
-    assert sampling_defaults(written(tmp_path / "model", top_k=-1)).given == {"top_k": 0}
+    assert sampling_defaults(written(tmp_path / "model", top_k=-1)) == {"top_k": 0}
 
 
 # A checkpoint without a tokenizer.

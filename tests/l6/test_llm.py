@@ -6,11 +6,11 @@ import pytest
 
 from mini_engine.assembly.llm import LLM
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.grammar import Anything
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.families.qwen3 import load_model
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
 from tests.support import OneOf, refused

@@ -13,7 +13,6 @@ import torch
 
 from mini_engine.assembly.llm import LLM
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.answer import AnswerReader, TextDelta
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.jobs import Job
@@ -24,6 +23,7 @@ from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.worker import EngineStopped, EngineWorker, Observer, QueueFull
+from mini_engine.families.qwen3 import load_model
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
 from tests.support import hf_greedy, write_checkpoint

@@ -10,7 +10,6 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.generation import SamplingDefaults
 from mini_engine.engine import sampling_params
 from mini_engine.server.chat_protocol import ChatRequest, Message
 from mini_engine.server.errors import ApiError, as_api_error
@@ -147,16 +146,16 @@ def test_messages_are_written_for_the_template_once_where_the_body_is_read(model
     asked = bodies.parsed(json.dumps({name: [HI] * 3}).encode(), model)
     assert written == ["user"] * 3
     asked = asked.as_chat if isinstance(asked, ResponsesRequest) else asked
-    wanted = asked.advised(SamplingDefaults(top_k=5)).model_copy(update={"cache_salt": "x"})
+    wanted = asked.advised({"top_k": 5}).model_copy(update={"cache_salt": "x"})
     assert (wanted.top_k, wanted.prompts) == (5, [([HI] * 3, [], {})])
     assert written == ["user"] * 3
 
 
 def test_what_all_answers_share_is_checked_once(monkeypatch):
     """64 prompts with 1,024 biases and stop ids each make a small body; checking them 64 times takes a while."""
-    checked, count = [], sampling_params._count
+    checked, count = [], sampling_params.checked_whole
     monkeypatch.setattr(
-        sampling_params, "_count", lambda name, *rest, **more: checked.append(name) or count(name, *rest, **more)
+        sampling_params, "checked_whole", lambda name, *rest, **more: checked.append(name) or count(name, *rest, **more)
     )
     asked = {"prompt": ["x"] * 64, "n": 2, "seed": 7, "logit_bias": {"5": 1}, "stop_token_ids": [6], "max_tokens": 3}
     found = CompletionRequest.model_validate(asked).params_of_all([9] * 64)

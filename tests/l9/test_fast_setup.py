@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mini_engine.attention import cpu
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.loop import generate
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 from mini_engine.layers import native, speed_up
 from tests.l9.test_fast_model import FAMILY, NEW, backends
@@ -40,7 +40,7 @@ from pathlib import Path
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.layers import speed_up
-from mini_engine.checkpoint.weights import load_model
+from mini_engine.families.qwen3 import load_model
 
 def peak():  # not getrusage: a child starts with its parent's peak there
     status = Path("/proc/self/status").read_text(encoding="utf-8")

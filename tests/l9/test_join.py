@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.weights import load_model
+from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.no_cache import NoCache, Recompute
 from mini_engine.layers import speed_up
 from mini_engine.layers.torch_layers import TorchLinear, join

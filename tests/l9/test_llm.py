@@ -5,9 +5,9 @@ import pytest
 from mini_engine.assembly.build import build_engine
 from mini_engine.assembly.llm import LLM
 from mini_engine.base.errors import UserError
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.families.qwen3 import load_model
 from mini_engine.model.decoder import Decoder
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer

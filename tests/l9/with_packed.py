@@ -5,10 +5,10 @@
 
 import os
 
-from mini_engine.checkpoint import weights
+from mini_engine.families import qwen3
 from mini_engine.layers import speed_up
 
-load_slow_model = weights.load_model
+load_slow_model = qwen3.load_model
 
 
 def load_fast_model(*args, **kwargs):
@@ -16,4 +16,4 @@ def load_fast_model(*args, **kwargs):
 
 
 def pytest_configure(config):
-    weights.load_model = load_fast_model  # before a test or a lesson's module imports it
+    qwen3.load_model = load_fast_model  # before a test or a lesson's module imports it

@@ -37,8 +37,8 @@ def compiler() -> None:
 def pocket_model() -> None:
     from tokenizers import Tokenizer
 
-    from mini_engine.checkpoint.weights import load_model
     from mini_engine.engine.loop import generate
+    from mini_engine.families.qwen3 import load_model
     from mini_engine.kv.no_cache import NoCache, Recompute
     from mini_engine.pocket import POCKET_DIR
 

@@ -23,7 +23,6 @@ import torch
 
 from mini_engine.base.errors import EngineDead, UserError, first_line
 from mini_engine.checkpoint.stored import Part, Stored
-from mini_engine.checkpoint.weights import stored_model
 from mini_engine.distributed.tensor_parallel.follow import MEET, Place, Read, part_of_rank
 from mini_engine.distributed.tensor_parallel.messages import Message, packed
 from mini_engine.distributed.tensor_parallel.others import Others
@@ -31,7 +30,7 @@ from mini_engine.distributed.tensor_parallel.pulse import pulse_bytes
 from mini_engine.distributed.tensor_parallel.shard import RankCut
 from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 from mini_engine.distributed.tensor_parallel.transport import transport_for
-from mini_engine.engine.runner import Step
+from mini_engine.engine.runner import Group, Step
 
 PATIENCE = timedelta(hours=1)  # Ctrl-Z may interrupt a collective, whose clock keeps running
 
@@ -48,7 +47,7 @@ class CheckedCut(RankCut):
         return super().part_of(name, shape, config)
 
 
-class Ranks:
+class Ranks(Group):
     """All ranks but this one, which is rank 0. They end with the `with` block.
 
     As long as they run, torch's threads are divided among the ranks. The others start at once and read the checkpoint;
@@ -56,8 +55,8 @@ class Ranks:
 
     Args:
         path: a checkpoint directory; every rank reads its part of it.
+        read: checks the checkpoint; its family's `stored`.
         backend: of the layers: "auto", "packed", "torch" or "reference".
-        read: checks the checkpoint; `stored_model`, or lesson 11's for a hybrid.
         patience: how long a rank that is alive may leave the others waiting before all of them end.
         transport: connects the ranks: "memory", "gloo", or "auto", the first of them that works here.
         device: "cpu", or "cuda" for a GPU each, connected by NCCL; the latter has never been run.
@@ -75,9 +74,9 @@ class Ranks:
         self,
         path: str,
         num_ranks: int,
+        read: Read,
         dtype: torch.dtype = torch.float32,
         backend: str = "auto",
-        read: Read = stored_model,
         patience: timedelta = PATIENCE,
         transport: str = "auto",
         device: str = "cpu",

@@ -23,7 +23,7 @@ from typing import Any
 
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.checkpoint.stored import Part
+from mini_engine.checkpoint.stored import Cut, Part
 from mini_engine.distributed.tensor_parallel.vocabulary import VOCABULARY, rows_each, rows_of
 from mini_engine.families import family_named
 from mini_engine.families.family import SHARED
@@ -65,7 +65,7 @@ def shared_by(config: Qwen3Config) -> Sequence[str]:
 
 
 @dataclass(frozen=True)
-class RankCut:
+class RankCut(Cut):
     """Selects the part of a checkpoint that one rank loads.
 
     The outputs of o and down, and of a delta net's out, are partial sums; `layers.py` completes them.
