@@ -3,13 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mini_engine.assembly.pools import Pools
 from mini_engine.engine.runner import Plan, plan_rows
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.coordinator import CopyBlocks, KvCoordinator
-from mini_engine.kv.memory import CacheMemory
+
+if TYPE_CHECKING:  # lesson 8's, which an engine without prefix caching does without
+    from mini_engine.kv.memory import CacheMemory
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class MemoryKind:
     companion: returns lesson 12's `Companion`, from the pools and the copier of whole blocks.
     """
 
-    memory: CacheMemory
+    memory: "CacheMemory"
     plan: Callable[[Plan], Plan]
     probe: Callable[[Plan], Plan]
     rows: Callable[[], Any]
