@@ -90,9 +90,10 @@ def build_worker(path: str, config: EngineConfig, dtype: str, device: str, block
     """Load the model in a prefill worker's process; return its engine, its connector and its layout (lesson 19)."""
     from mini_engine.handover.opening import sending_connector
     from mini_engine.handover.prefill import Built
+    from mini_engine.tiers import opening as tiers
 
     model = load(path, dtype, device)
-    identity, ends = identity_of(model, config), []
+    identity, ends = tiers.identity_of(model, config), []  # the worker's own config would need none
 
     def connect(storage: Storage) -> "KvConnector":
         ends.append(sending_connector(storage, config, identity, block, say))

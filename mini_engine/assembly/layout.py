@@ -7,7 +7,7 @@ have a pool of their own, and a prefix is cached as far as all of them can resum
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.assembly.pools import Pools
@@ -16,9 +16,11 @@ from mini_engine.base.errors import OutOfBlocks, UserError
 from mini_engine.kv.block_tensor import KvPool, KvShape
 from mini_engine.kv.coordinator import KvCoordinator
 from mini_engine.kv.manager import blocks_in_budget
-from mini_engine.kv.memory import CacheMemory
 from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.model.kinds import Full, Kind, Latent, State, Window, attending, state_bytes
+
+if TYPE_CHECKING:  # lesson 8's, which an engine without prefix caching does without
+    from mini_engine.kv.memory import CacheMemory
 
 
 def storage_of(model: Any, config: EngineConfig, pools: Pools, budget: int) -> Storage:
@@ -175,7 +177,7 @@ def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -
     return MemoryKind(memory, plan, probe, rows, lambda _, blocks: WindowCompanion(blocks, memory)), allocator
 
 
-def coordinator_for(memories: Sequence[CacheMemory], caches: bool, allocator: Any) -> Callable[..., KvCoordinator]:
+def coordinator_for(memories: "Sequence[CacheMemory]", caches: bool, allocator: Any) -> Callable[..., KvCoordinator]:
     """Return the maker of the manager's coordinator.
 
     Args:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,7 +11,9 @@ from mini_engine.engine.runner import Plan, Step, plan_rows
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.coordinator import CopyBlocks, KvCoordinator
-from mini_engine.kv.memory import CacheMemory
+
+if TYPE_CHECKING:  # lesson 8's, which an engine without prefix caching does without
+    from mini_engine.kv.memory import CacheMemory
 
 Addition = Callable[[Any, Sequence[Chunk]], Any]  # returns a plan with more tables, for a plan and its chunks
 
@@ -26,7 +28,7 @@ class MemoryKind:
     companion: returns lesson 12's `Companion`, from the pools and the copier of whole blocks; None without a memory.
     """
 
-    memory: CacheMemory | None
+    memory: "CacheMemory | None"
     plan: Addition
     probe: Addition
     rows: Callable[[], Any]

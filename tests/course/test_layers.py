@@ -196,6 +196,15 @@ def test_an_earlier_lesson_does_not_need_a_later_one():
     assert not wrong, f"these need modules of later lessons: {wrong}"
 
 
+def test_what_puts_an_engine_together_loads_no_lesson_from_8_on():
+    """Each part is imported when it is chosen: lesson 6's engine runs without lesson 8's files."""
+    places = ("assembly", "families.family", "families.qwen3", "cli.arguments")
+    for module in MODULES.values():
+        if any(map(module.is_in, places)):
+            later = {other for other in module.needs if (MODULES[other].lesson or 0) >= 8}
+            assert not later, f"{module.path}: import {later} where it is chosen"
+
+
 def test_lessons_0_to_5_speak_of_no_lesson_from_8_on():
     """Their readers have not met it."""
     for module in MODULES.values():
