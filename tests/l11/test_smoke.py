@@ -38,6 +38,8 @@ def test_every_path_equals_hugging_face(capsys):
 
 @pytest.mark.parametrize("arguments, words", [(["--block-size", "0"], "0 is too small"), (["--dtype", "int4"], "int4")])
 def test_bad_arguments_exit_2_with_one_line(capsys, arguments, words):
+    checkpoint(FAMILY)  # written now, if it was not yet: transformers shows a bar on stderr
+    capsys.readouterr()
     assert smoke(*arguments) == 2
     error = capsys.readouterr().err
     assert words in error and len(error.strip().splitlines()) == 1, error
