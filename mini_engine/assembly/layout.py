@@ -190,10 +190,13 @@ def coordinator_for(memories: "Sequence[CacheMemory]", caches: bool, allocator: 
 
     if not memories:
         return CacheCoordinator
-    from mini_engine.kv.memories import Memories
     from mini_engine.kv.prefix_cache import PrefixCache
 
-    memory = memories[0] if len(memories) == 1 else Memories(memories)
+    memory = memories[0]
+    if len(memories) > 1:
+        from mini_engine.kv.memories import Memories
+
+        memory = Memories(memories)
     # without prefix caching: a tree that keeps nothing
     prefixes = partial(PrefixCache, capacity=None if caches else 0, memory=memory, allocator=allocator)
     return partial(CacheCoordinator, prefixes=prefixes)
