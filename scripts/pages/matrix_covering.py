@@ -22,10 +22,11 @@ Pair = frozenset[Feature]
 
 def covering() -> Iterator[Cell]:
     """Yield the cells of each model."""
+    several = [features for features in covering_features() if any(feature.starts_processes for feature in features)]
     for number, model in enumerate(MODELS, 1):  # from 1: the hybrid is too slow for a crowd in several processes
-        for index, features in enumerate(covering_features()):
-            has_processes = any(feature.starts_processes for feature in features)
-            if not has_processes or index % len(MODELS) == number % len(MODELS):
+        one = several[number % len(several)]
+        for features in covering_features():
+            if features is one or features not in several:
                 yield Cell(model, features)
 
 
