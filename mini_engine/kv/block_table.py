@@ -5,6 +5,7 @@ into the tensors that a kernel reads.
 """
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 from mini_engine.kv.allocator import BlockAllocator
 
@@ -71,14 +72,25 @@ class BlockTable:
         self.truncate(0)
 
 
-def fragmentation_ratio(tables: Sequence[BlockTable]) -> float:
+class Filled(Protocol):
+    """Blocks in the order of a sequence's tokens: a BlockTable, or lesson 5's RequestTable."""
+
+    allocator: BlockAllocator
+    blocks: Any
+    num_tokens: int
+
+    @property
+    def num_slots(self) -> int: ...
+
+
+def fragmentation_ratio(tables: Sequence[Filled]) -> float:
     """Return partly filled blocks / allocated blocks; 0 if nothing is allocated."""
     allocated = sum(len(table.blocks) for table in tables)
     partly = sum(table.num_tokens % table.allocator.block_size != 0 for table in tables)
     return partly / allocated if allocated else 0.0
 
 
-def waste_ratio(tables: Sequence[BlockTable]) -> float:
+def waste_ratio(tables: Sequence[Filled]) -> float:
     """Return unused slots / allocated slots; 0 if nothing is allocated."""
     slots = sum(table.num_slots for table in tables)
     used = sum(table.num_tokens for table in tables)

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mini_engine.kv.allocator import BlockAllocator
-from mini_engine.kv.block_table import BlockTable
 
 
-class RequestTable(BlockTable):
-    """The blocks of one request, in the order of its tokens. Methods not overridden here behave as in lesson 3.
+class RequestTable:
+    """The blocks of one request, in the order of its tokens. The first `num_tokens` of their slots are in use.
 
     Attributes:
         row: the same blocks as int32, so that building a step's table is a memory copy.
@@ -17,19 +16,36 @@ class RequestTable(BlockTable):
     """
 
     def __init__(self, allocator: BlockAllocator) -> None:
-        super().__init__(allocator)
+        self.allocator = allocator
+        self.blocks: list[int] = []
         self.row = array("i")
+        self.num_tokens = 0
         self.shared: Any = None
 
+    @property
+    def num_slots(self) -> int:
+        """Slots held, used or not."""
+        return len(self.blocks) * self.allocator.block_size
+
+    def slots(self, start: int, stop: int) -> list[int]:
+        """Return the flat slots of tokens start … stop - 1, each `block_id * block_size + offset`."""
+        size = self.allocator.block_size
+        return [self.blocks[position // size] * size + position % size for position in range(start, stop)]
+
     def append(self, count: int) -> None:
-        """Add room for `count` more tokens; errors as in lesson 3."""
-        super().append(count)
-        self.row.extend(self.blocks[len(self.row) :])
+        """Add room for `count` more tokens, allocating blocks as needed.
+
+        Raises:
+            OutOfBlocks: the pool has fewer free blocks than are missing; nothing was changed.
+        """
+        missing = -(-(self.num_tokens + count) // self.allocator.block_size) - len(self.blocks)
+        if missing > 0:
+            self._extend(self.allocator.alloc_blocks(missing))
+        self.num_tokens += count
 
     def adopt(self, blocks: Sequence[int], num_tokens: int) -> None:
         """Begin the table with blocks that others hold as well; the allocator has counted this table already."""
-        self.blocks += blocks
-        self.row.extend(blocks)
+        self._extend(blocks)
         self.num_tokens = num_tokens
 
     def replace(self, indices: Sequence[int], blocks: Sequence[int]) -> None:
@@ -40,6 +56,22 @@ class RequestTable(BlockTable):
         self.allocator.free(old)
 
     def truncate(self, num_tokens: int) -> None:
-        """Keep the first `num_tokens` tokens; errors as in lesson 3."""
-        super().truncate(num_tokens)
-        del self.row[len(self.blocks) :]
+        """Keep the first `num_tokens` tokens and free the blocks that hold none of them.
+
+        Raises:
+            ValueError: `num_tokens` is negative or more than the table holds; nothing was changed.
+        """
+        if not 0 <= num_tokens <= self.num_tokens:
+            raise ValueError(f"cannot keep {num_tokens} tokens of {self.num_tokens}")
+        keep = -(-num_tokens // self.allocator.block_size)
+        self.allocator.free(self.blocks[keep:])
+        del self.blocks[keep:], self.row[keep:]
+        self.num_tokens = num_tokens
+
+    def free(self) -> None:
+        """Free every block."""
+        self.truncate(0)
+
+    def _extend(self, blocks: Sequence[int]) -> None:
+        self.blocks += blocks
+        self.row.extend(blocks)

@@ -129,7 +129,7 @@ class Guesses(Tape):
         say = f"{plural(count, 'step')} without a guess: {why}. A token each."
         if self.steps == 1:
             say = f"The prompt is computed, and the first token chosen. k begins at {self.adaptive.k}."
-        self.tell(say, f"{SPECULATOR}.extend", gained=count)
+        self.tell(say, f"{SPECULATOR}.plan", gained=count)
 
     def guess(self, drafts: Sequence[int]) -> None:
         tail, said = ("".join(self.words(ids)) for ids in (self.request.token_ids[-2:], drafts))

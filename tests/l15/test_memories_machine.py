@@ -92,9 +92,7 @@ class World(Windows):
         self.both = Memories([self.state_memory, self.memory])
         self.connector = Elsewhere(self, chance)
         cache = partial(PrefixCache, memory=self.both, allocator=self.allocator)
-        self.manager = coordinated(
-            num_blocks, SIZE, prefixes=cache, memory=self.both, connector=self.connector, copy=self.copied
-        )
+        self.manager = coordinated(num_blocks, SIZE, prefixes=cache, connector=self.connector, copy=self.copied)
         self.alive, self.did = {}, Counter()
 
     def copied(self, sources, targets):
