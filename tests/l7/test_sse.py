@@ -101,7 +101,9 @@ def test_a_stream_that_waits_for_its_first_token_is_kept_alive(path):
             client.sendall(raw_request(body, path))
             content = b""
             while content.count(COMMENT) < 2:
-                content += client.recv(65536)
+                piece = client.recv(65536)
+                assert piece, f"the stream ended without two comments: {content!r}"
+                content += piece
             goes_on.set()
             while piece := client.recv(65536):
                 content += piece
