@@ -1,1 +1,1 @@
-"""Course machinery. Definitions that every other room may use: errors, values in messages, building C++."""
+"""Course machinery. Definitions that every other room may use: errors, values in messages, signals, building C++."""

@@ -172,6 +172,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     """Let Ctrl-C set a flag that the yielded function reads. A second Ctrl-C stops the program as usual."""
     import signal
 
+    from mini_engine.base.signals import handling
+
     pressed = []
 
     def note(number, frame) -> None:
@@ -179,11 +181,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         pressed.append(number)
 
-    before = signal.signal(signal.SIGINT, note)
-    try:
+    with handling(signal.SIGINT, note):
         yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def model_names(model: str | None, given: str | None) -> list[str]:

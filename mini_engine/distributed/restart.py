@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from mini_engine.base.errors import UserError
+from mini_engine.base.signals import handling
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,5 @@ def replacing_on_hangup(replace: Callable[[], object], what: str) -> Iterator[Re
     if not hasattr(signal, "SIGHUP"):
         yield restart
         return
-    before = signal.signal(signal.SIGHUP, restart.begin)
-    try:
+    with handling(signal.SIGHUP, restart.begin):
         yield restart
-    finally:
-        signal.signal(signal.SIGHUP, before)

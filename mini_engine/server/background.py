@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from mini_engine.base.signals import handling
 from mini_engine.server.app import ServerApp
 from mini_engine.server.hardening.connections import HardenedServer
 from mini_engine.server.listening import listen, url_of
@@ -69,11 +70,8 @@ def draining_on_hangup(server: DrainingServer) -> Iterator[None]:
     if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         yield
         return
-    before = signal.signal(signal.SIGHUP, server.handle_exit)
-    try:
+    with handling(signal.SIGHUP, server.handle_exit):
         yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import ModuleType
 
 from mini_engine.base.errors import UserError
+from mini_engine.base.signals import handling
 from mini_engine.cli.arguments import tokenizer_of
 from mini_engine.distributed.replicas.cluster import Cluster
 from mini_engine.distributed.replicas.service import ReplicaMetrics, ReplicaService
@@ -66,8 +67,5 @@ def noting_sigterm() -> Iterator[Callable[[], bool]]:
     Ray's handler would end the program at any point, for example while another thread holds a lock.
     """
     noted: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
-    try:
+    with handling(signal.SIGTERM, lambda number, frame: noted.append(number)):
         yield lambda: bool(noted)
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -8,6 +8,7 @@ from multiprocessing.connection import wait
 
 import torch.multiprocessing as mp
 
+from mini_engine.base.signals import handling
 from mini_engine.distributed.tensor_parallel.follow import Place, follow
 from mini_engine.distributed.tensor_parallel.pulse import TICK_SECONDS, Pulse
 
@@ -114,8 +115,5 @@ def ctrl_c_ignored() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set a handler
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
+    with handling(signal.SIGINT, signal.SIG_IGN):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
