@@ -1,6 +1,6 @@
 """Course machinery. The parts of an engine that its config chooses: layers, pools, tiers, guesses, runner.
 
-Only this module and `build` know which parts the lessons have added. Each is imported when it is chosen, so an engine
+Only the modules of this room know which parts the lessons have added. Each is imported when it is chosen, so an engine
 without lesson 9's layers or lesson 8's tree does not need their files.
 """
 

@@ -80,7 +80,8 @@ def pool_maker(model: Any, config: EngineConfig) -> PoolMaker:
 
 def kv_shape(config: Any) -> KvShape:
     """Return the shape of a model's KV pool: a tensor for each layer that attends, shared by groups of windows."""
-    num_layers, layers = len(attending(config.layers)), attending(config.layers)
+    layers = attending(config.layers)
+    num_layers = len(layers)
     if has(Window, layers):
         from mini_engine.windows.groups import group_size, places_of
 

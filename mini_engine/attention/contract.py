@@ -127,7 +127,7 @@ def _check_shapes(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
 
 
 def _check_tables(batch: Batch) -> None:
-    for name, x in batch._asdict().items():
+    for name, x in zip(Batch._fields, batch, strict=True):
         if x.dtype != torch.int32:
             raise ValueError(f"{name} is {x.dtype}; kernel tables are int32")
     cu_seqlens_q, seq_lens_kv, block_table = batch

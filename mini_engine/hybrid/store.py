@@ -1,10 +1,9 @@
 """Lesson 11. One store, two kinds of memory: K and V, which grow with the text, and states, which do not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from mini_engine.hybrid.delta_rule import advance_conv, causal_conv, chunk_scan, depthwise, l2norm, recurrent_step
@@ -82,13 +81,13 @@ class HybridKv(StoreAround):
             `[T, H_v, D_v]` in the dtype of `qkv`.
         """
 
-        def step(part: Any, sources: Tensor, slots: Tensor) -> Tensor:
-            return self._step(layer, qkv[part], g[part], beta[part], conv_weight, sources, slots)
+        def step(qkv: Tensor, g: Tensor, beta: Tensor, sources: Tensor, slots: Tensor) -> Tensor:
+            return self._step(layer, qkv, g, beta, conv_weight, sources, slots)
 
-        def run(part: slice, slot: int) -> Tensor:
-            return self._run(layer, qkv[part], g[part], beta[part], conv_weight, slot)
+        def run(qkv: Tensor, g: Tensor, beta: Tensor, slot: int) -> Tensor:
+            return self._run(layer, qkv, g, beta, conv_weight, slot)
 
-        return each_sequence(meta, qkv.new_empty(len(qkv), *self.states.value_shape), step, run)
+        return each_sequence(meta, (qkv, g, beta), self.states.value_shape, step, run)
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, meta: HybridMeta) -> Tensor:
         """Convolve x `[T, C]` with each sequence's last inputs, and keep the new ones.
@@ -101,16 +100,16 @@ class HybridKv(StoreAround):
         """
         conv = self.states.conv_state[layer]
 
-        def step(part: Any, sources: Tensor, slots: Tensor) -> Tensor:
-            window, kept = advance_conv(conv[sources], x[part][:, None])
+        def step(x: Tensor, sources: Tensor, slots: Tensor) -> Tensor:
+            window, kept = advance_conv(conv[sources], x[:, None])
             conv.index_copy_(0, slots, kept)
             return depthwise(window, weight)[:, 0].to(x.dtype)
 
-        def run(part: slice, slot: int) -> Tensor:
-            window, conv[slot] = advance_conv(conv[slot], x[part])
+        def run(x: Tensor, slot: int) -> Tensor:
+            window, conv[slot] = advance_conv(conv[slot], x)
             return depthwise(window, weight).to(x.dtype)
 
-        return each_sequence(meta, torch.empty_like(x), step, run)
+        return each_sequence(meta, (x,), x.shape[1:], step, run)
 
     def _step(
         self, layer: int, qkv: Tensor, g: Tensor, beta: Tensor, conv_weight: Tensor, sources: Tensor, slots: Tensor
@@ -145,20 +144,27 @@ class HybridKv(StoreAround):
 
 
 def each_sequence(
-    meta: HybridMeta, out: Tensor, step: Callable[[Any, Tensor, Tensor], Tensor], run: Callable[[slice, int], Tensor]
+    meta: HybridMeta,
+    inputs: Sequence[Tensor],
+    shape: Sequence[int],
+    step: Callable[..., Tensor],
+    run: Callable[..., Tensor],
 ) -> Tensor:
-    """Fill `out`, a row for each token, sequence by sequence; return it, or the whole step's result in its place.
+    """Return the results of a step's tokens, `[T, *shape]` in the dtype of the first input.
 
     Args:
-        step: advances the states in the slots `sources` by the tokens in these rows, one each; the results go to
-            `slots`. run: advances the state in a slot by several tokens.
+        inputs: a row for each token, `[T, ...]`.
+        step: advances the states in the slots `sources` by these rows of the inputs, one each; the results go to
+            `slots`. run: advances the state in a slot by several rows.
     """
     if meta.single_rows is None:
-        return step(slice(None), meta.single_slots, meta.single_slots)
-    if len(meta.single_rows):
-        out[meta.single_rows] = step(meta.single_rows, meta.single_slots, meta.single_slots)
+        return step(*inputs, meta.single_slots, meta.single_slots)
+    out = inputs[0].new_empty(len(inputs[0]), *shape)
+    rows, slots = meta.single_rows, meta.single_slots
+    if len(rows):
+        out[rows] = step(*(x[rows] for x in inputs), slots, slots)
     for rows, sources, slots in meta.stages:  # a wrong draft leaves the state before it intact
-        out[rows] = step(rows, sources, slots)
+        out[rows] = step(*(x[rows] for x in inputs), sources, slots)
     for start, stop, slot in meta.runs:
-        out[start:stop] = run(slice(start, stop), slot)
+        out[start:stop] = run(*(x[start:stop] for x in inputs), slot)
     return out

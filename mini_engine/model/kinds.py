@@ -1,7 +1,7 @@
 """Lesson 0. The kinds of layers, by what each keeps of a text.
 
-Lesson 0's models keep K and V of every token in every layer. A config has one kind for each
-layer, in the model's order (`Qwen3Config.layers`); any mixture is legal.
+Lesson 0's models keep K and V of every token in every layer. A config has one kind for each layer, in the model's
+order (`Qwen3Config.layers`).
 """
 
 import math

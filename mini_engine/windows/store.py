@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import EVERY_KEY, Kernel
+from mini_engine.attention.contract import EVERY_KEY, Batch, Kernel
 from mini_engine.attention.registry import windowed
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.kv.direct import LayerCache
@@ -53,7 +53,7 @@ class GroupedKv(StoreAround):
     def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
         """Return attention of q `[T, H_q, D]`, each sequence over its blocks in the layer's group."""
         group, index = self.places[layer]
-        batch = meta.batch._replace(block_table=meta.block_table[group])
+        batch = Batch(meta.cu_seqlens_q, meta.seq_lens_kv, meta.block_table[group])
         return self.kernels[layer](q, self.kv.K[index], self.kv.V[index], batch, q.shape[-1] ** -0.5)
 
     def layer_caches(self, meta: ForwardMeta) -> list[LayerCache]:

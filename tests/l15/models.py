@@ -13,22 +13,12 @@ from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.families.qwen3 import FAMILY as QWEN3
+from tests.support import BASE as DENSE
 from tests.support import hf_greedy
 
 NEW = 12
 FULL, SLIDING = "full_attention", "sliding_attention"
-BASE = dict(
-    vocab_size=160,
-    hidden_size=48,
-    intermediate_size=96,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    max_position_embeddings=2048,
-    initializer_range=0.2,  # wide logit gaps; with the usual 0.02, rounding could decide the token
-    tie_word_embeddings=False,
-    use_sliding_window=True,
-)
+BASE = DENSE | dict(use_sliding_window=True)
 # which layers have windows, and W: no multiple of a block, smaller than one, larger than most prompts
 FAMILIES = {"SSFS": 7, "FS": 2, "SF": 16, "SSS": 23, "FFSF": 5, "SFSSF": 64}
 _KEEPERS: list[tempfile.TemporaryDirectory] = []

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from mini_engine.assembly.layout import state_pool
 from mini_engine.engine.runner import Step
 from mini_engine.gpu.staging import uploaded
 from mini_engine.kv.pool_maker import PoolMaker
@@ -55,16 +56,13 @@ class PoolSize(NamedTuple):
 
 
 class StatesSize(NamedTuple):
-    """Create lesson 11's pool of states to go with the KV pool. make: its `for_model`."""
+    """Create lesson 11's pool of states to go with the KV pool."""
 
-    make: Callable[..., Any]
     max_reqs: int
     max_track_slots: int
 
     def carry_out(self, memory: Memory) -> None:
-        model, track = memory.model, self.max_track_slots
-        placed = {"device": model.device, "dtype": model.dtype}
-        memory.pools["states"] = self.make(model.config, self.max_reqs, max_track_slots=track, **placed)
+        memory.pools["states"] = state_pool(memory.model, self.max_reqs, self.max_track_slots)
 
 
 class StoreOver(NamedTuple):

@@ -111,7 +111,7 @@ class SharedSlots(TrackSlots):
     def __init__(self, ranks: Ranks, pool: GdnPool) -> None:
         super().__init__(pool.max_reqs, pool.max_track_slots)
         self.ranks, self.pool = ranks, pool
-        ranks.tell(StatesSize(pool.for_model, pool.max_reqs, pool.max_track_slots))
+        ranks.tell(StatesSize(pool.max_reqs, pool.max_track_slots))
 
     def reset_states(self, slots: Sequence[int]) -> None:
         """Zero the states of these slots."""
