@@ -8,12 +8,12 @@ from scripts.smoke.run import Outcome, run_smoke
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.loop import generate as run_loop
 from mini_engine.kv.allocator import BlockAllocator
-from mini_engine.kv.token_flat import FlatRequest, KvPool, PagedSequence
+from mini_engine.kv.token_flat import FlatKvPool, FlatRequest, PagedSequence
 
 
 def generate(model, prompts, args) -> Outcome:
     """Run the prompts one after another on one pool; each returns its blocks when it ends."""
-    pool = KvPool(model.config, args.num_slots, model.dtype, args.device)
+    pool = FlatKvPool(model.config, args.num_slots, model.dtype, args.device)
     allocator = BlockAllocator.for_slots(args.num_slots, args.block_size)
     outputs, most = [], 0
     for ids in prompts:

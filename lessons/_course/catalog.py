@@ -9,7 +9,7 @@ from lessons._course.places import CourseError, Places
 
 @dataclass(frozen=True)
 class Target:
-    """A function or method to be written in a task: `mini_engine/kv/token_flat.py::KvPool.set_kv`."""
+    """A function or method to be written in a task: `mini_engine/kv/token_flat.py::FlatKvPool.set_kv`."""
 
     file: str
     symbol: str

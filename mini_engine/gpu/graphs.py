@@ -190,7 +190,7 @@ NO_EXTRAS = ExtrasInTurn()
 
 class GraphRunner:
     """A runner that replays decode steps. It captures every size when it is created, the largest first, so that the
-    smaller ones find memory in the pool.
+    smaller ones find memory in the pool; and again when the pool has shrunk, for then its tensors are others.
 
     Args:
         eager: lesson 5's runner, whose model and pool it uses; it plans all other steps.
@@ -209,7 +209,8 @@ class GraphRunner:
         self.staging = Staging(self.host.tables, self.buffers.tables)
         self.capture_sizes = capture_sizes_up_to(max_rows)
         self.steps = {size: self.step_of(size) for size in self.capture_sizes}
-        self.replays = self.capture_all(capture)
+        self.capture = capture
+        self.capture_all()
 
     @property
     def fault(self) -> str:
@@ -221,9 +222,12 @@ class GraphRunner:
         self.eager.close()
 
     @torch.inference_mode()
-    def capture_all(self, capture: Capture) -> dict[int, Replay]:
-        """Capture every size. All rows are padding meanwhile, so only the null block is written."""
-        return {size: capture(self.decode_of(size)) for size in reversed(self.capture_sizes)}
+    def capture_all(self) -> None:
+        """Capture every size, over the pool as it is now. All rows are padding, so only the null block is written."""
+        self.replays: dict[int, Replay] = {}  # graphs of a pool that has shrunk would write where it was
+        self.buffers.tables.zero_()
+        self.replays.update((size, self.capture(self.decode_of(size))) for size in reversed(self.capture_sizes))
+        self.num_blocks = self.pool.num_blocks
 
     def decode_of(self, size: int) -> Callable[[], None]:
         """Return a forward pass that reads the first `size` rows of the buffers and writes their logits."""
@@ -251,6 +255,8 @@ class GraphRunner:
         """Run one forward pass; return logits `[R, vocab_size]`: each chunk's last `num_logits` rows, in order."""
         if not self.is_decode(chunks):
             return self.run_eagerly(chunks)
+        if self.pool.num_blocks != self.num_blocks:
+            self.capture_all()
         size = self.capture_sizes[bisect_left(self.capture_sizes, len(chunks))]
         with self.staging.filling(self.host.bytes_of(size)):
             self.fill(chunks, size)

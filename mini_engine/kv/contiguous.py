@@ -12,7 +12,7 @@ from mini_engine.kv.store import Store
 
 
 @dataclass(frozen=True)
-class ForwardMeta:
+class ContiguousMeta:
     """One step's plan: where its tokens' K and V go, and how much history attention reads.
 
     positions: `[T]` int64, the index of each fed token in the sequence.
@@ -53,7 +53,7 @@ class ContiguousKv(Store):
         self.K[layer][slot_mapping] = k
         self.V[layer][slot_mapping] = v
 
-    def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
+    def attend(self, layer: int, q: Tensor, meta: ContiguousMeta) -> Tensor:
         """Attend from q `[T, H_q, D]` to the first `kv_len` rows, read as a slice: no row is copied."""
         return causal_attention(q, self.K[layer][: meta.kv_len], self.V[layer][: meta.kv_len])
 
@@ -65,7 +65,7 @@ class CachedSequence:
         self.kv = kv
         self.cur_len = 0
 
-    def plan(self, token_ids: list[int]) -> ForwardMeta:
+    def plan(self, token_ids: list[int]) -> ContiguousMeta:
         """Feed the tokens that are not cached yet: the whole prompt at first, then one token a step.
 
         Counts nothing: `cur_len` grows in `commit`. The plan's tensors are int64, on the cache's device.
@@ -79,9 +79,9 @@ class CachedSequence:
         if len(token_ids) > self.kv.max_seq_len:
             raise CacheFull(f"{len(token_ids)} tokens need {len(token_ids)} rows; this cache has {self.kv.max_seq_len}")
         positions = torch.arange(self.cur_len, len(token_ids), device=self.kv.K[0].device)
-        return ForwardMeta(positions=positions, slot_mapping=positions, kv_len=len(token_ids))
+        return ContiguousMeta(positions=positions, slot_mapping=positions, kv_len=len(token_ids))
 
-    def commit(self, meta: ForwardMeta) -> None:
+    def commit(self, meta: ContiguousMeta) -> None:
         """Record that the step has run: the K and V of its tokens are in the cache. `cur_len` remains an int."""
         self.cur_len = meta.kv_len
 

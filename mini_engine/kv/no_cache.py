@@ -10,7 +10,7 @@ from mini_engine.kv.store import Store
 
 
 @dataclass(frozen=True)
-class ForwardMeta:
+class NoCacheMeta:
     """One step's plan. positions: `[T]` int64, the index of each fed token in the sequence."""
 
     positions: Tensor
@@ -30,7 +30,7 @@ class NoCache(Store):
         """Hold this layer's k and v `[T, H_kv, D]` for the call of `attend` that follows."""
         self.k, self.v = k, v
 
-    def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
+    def attend(self, layer: int, q: Tensor, meta: NoCacheMeta) -> Tensor:
         """Attend from q `[T, H_q, D]` to this step's own keys and values; returns `[T, H_q, D]`."""
         return causal_attention(q, self.k, self.v)
 
@@ -41,9 +41,9 @@ class Recompute:
     def __init__(self, device: str | torch.device = "cpu") -> None:
         self.device = device
 
-    def plan(self, token_ids: list[int]) -> ForwardMeta:
+    def plan(self, token_ids: list[int]) -> NoCacheMeta:
         """Feed every token of `token_ids`, at positions 0, 1, 2, …; the plan's tensor is on `self.device`."""
-        return ForwardMeta(positions=torch.arange(len(token_ids), device=self.device))
+        return NoCacheMeta(positions=torch.arange(len(token_ids), device=self.device))
 
-    def commit(self, meta: ForwardMeta) -> None:
+    def commit(self, meta: NoCacheMeta) -> None:
         """Do nothing: no K and V outlive the step."""

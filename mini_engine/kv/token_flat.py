@@ -19,7 +19,7 @@ from mini_engine.kv.store import Store
 
 
 @dataclass(frozen=True)
-class ForwardMeta:
+class FlatMeta:
     """One step's plan.
 
     positions: `[T]` int64, each fed token's position in its sequence.
@@ -34,7 +34,7 @@ class ForwardMeta:
     is_prefill: bool
 
 
-class KvPool(Store):
+class FlatKvPool(Store):
     """K and V of all requests, `[num_slots, H_kv, D]` for each layer. Does not know which request owns which slot."""
 
     def __init__(
@@ -79,7 +79,7 @@ class KvPool(Store):
         self.K[layer][slot_mapping] = k
         self.V[layer][slot_mapping] = v
 
-    def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
+    def attend(self, layer: int, q: Tensor, meta: FlatMeta) -> Tensor:
         """Copy the history from its slots `kv_indices`, in order, and attend from q `[T, H_q, D]` to the copy.
 
         The queries of a prefill are causal, the last ones of the history; the single query of a decode sees every key.
@@ -146,7 +146,7 @@ def reserve(request: FlatRequest, allocator: BlockAllocator, target_len: int) ->
         request.slot_indices.extend(range(block * size, (block + 1) * size))
 
 
-def plan_prefill(request: FlatRequest, device: torch.device) -> ForwardMeta:
+def plan_prefill(request: FlatRequest, device: torch.device) -> FlatMeta:
     """Plan to feed the prompt tokens that have no KV yet. Their slots must be reserved.
 
     They attend to the prompt's earlier tokens too. The plan's tensors are on `device`; `request` is not modified.
@@ -154,26 +154,26 @@ def plan_prefill(request: FlatRequest, device: torch.device) -> ForwardMeta:
     length = len(request.prompt_ids)
     slots = torch.tensor(request.slot_indices[:length], dtype=torch.int64, device=device)
     positions = torch.arange(request.cur_len, length, device=device)
-    return ForwardMeta(positions, slot_mapping=slots[request.cur_len :], kv_indices=slots, is_prefill=True)
+    return FlatMeta(positions, slot_mapping=slots[request.cur_len :], kv_indices=slots, is_prefill=True)
 
 
-def plan_decode(request: FlatRequest, device: torch.device) -> ForwardMeta:
+def plan_decode(request: FlatRequest, device: torch.device) -> FlatMeta:
     """Plan to feed one token, the last one chosen, at position `cur_len`. Its slot must be reserved.
 
     It attends to all tokens up to itself. The plan's tensors are on `device`; `request` is not modified.
     """
     slots = torch.tensor(request.slot_indices[: request.cur_len + 1], dtype=torch.int64, device=device)
     positions = torch.tensor([request.cur_len], device=device)
-    return ForwardMeta(positions, slot_mapping=slots[-1:], kv_indices=slots, is_prefill=False)
+    return FlatMeta(positions, slot_mapping=slots[-1:], kv_indices=slots, is_prefill=False)
 
 
 class PagedSequence:
     """A request as lesson 0's loop drives it: plan, run, commit."""
 
-    def __init__(self, request: FlatRequest, pool: KvPool, allocator: BlockAllocator) -> None:
+    def __init__(self, request: FlatRequest, pool: FlatKvPool, allocator: BlockAllocator) -> None:
         self.request, self.pool, self.allocator = request, pool, allocator
 
-    def plan(self, token_ids: list[int]) -> ForwardMeta:
+    def plan(self, token_ids: list[int]) -> FlatMeta:
         """Reserve slots for `token_ids` and plan to feed those whose KV is missing.
 
         Raises:
@@ -189,7 +189,7 @@ class PagedSequence:
         plan = plan_decode if request.cur_len >= len(request.prompt_ids) else plan_prefill
         return plan(request, self.pool.device)
 
-    def commit(self, meta: ForwardMeta) -> None:
+    def commit(self, meta: FlatMeta) -> None:
         """Record that the step has run: the KV of every token it fed is now in the pool. `cur_len` remains an int."""
         self.request.cur_len += len(meta.positions)
 

@@ -44,7 +44,8 @@ class CausalLM(nn.Module):
         Args:
             token_ids: `[T]` int64.
             kv: the store that takes this step's K and V and computes attention.
-            meta: the stage's ForwardMeta; the model reads `positions` `[T]` and `slot_mapping`, the store the rest.
+            meta: the step's plan, such as lesson 3's ForwardMeta; the model reads `positions` `[T]` and `slot_mapping`,
+                the store the rest.
             rows: `[R]` int64, indices of the fed tokens whose logits are needed; None means all.
 
         Returns:

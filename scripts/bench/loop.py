@@ -36,7 +36,7 @@ def new_sequence(stage: int, config, ids: list[int]) -> tuple[KvStore, Sequence,
         sequence = contiguous.CachedSequence(kv)
         return kv, sequence, lambda: sequence.truncate(sequence.cur_len - 1)
     slots = -(-len(ids) // 16) * 16
-    pool = token_flat.KvPool(config, slots)
+    pool = token_flat.FlatKvPool(config, slots)
     request = token_flat.FlatRequest(ids[:-1])
 
     def take_back() -> None:

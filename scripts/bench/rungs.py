@@ -170,7 +170,7 @@ def lesson_1(model, load: Load) -> Callable[[Load], Pass]:
 def lesson_2(model, load: Load) -> Callable[[Load], Pass]:
     """Return a run with blocks from a pool, still one request after the other."""
     slots = load.pool_blocks * BLOCK_SIZE
-    pool = token_flat.KvPool(model.config, slots, model.dtype, model.device)
+    pool = token_flat.FlatKvPool(model.config, slots, model.dtype, model.device)
     allocator = BlockAllocator.for_slots(slots, BLOCK_SIZE)
 
     def begin(prompt: list[int]):

@@ -103,12 +103,12 @@ PARTS = (
     ),
     Part(
         "Stores",
-        "Where K and V are kept, stage by stage. Each answers `set_kv` and `attend` with its own `ForwardMeta`.",
+        "Where K and V are kept, stage by stage. Each answers `set_kv` and `attend`, with a plan of its own.",
         (
             *entries("kv/no_cache.py", "NoCache"),
             *entries("kv/contiguous.py", "ContiguousKv", "CachedSequence", "reusable_prefix"),
-            *entries("kv/token_flat.py", "KvPool", KvPool="KvPool, token-flat"),
-            *entries("kv/block_tensor.py", "KvPool", "ForwardMeta", KvPool="KvPool, in blocks"),
+            *entries("kv/token_flat.py", "FlatKvPool"),
+            *entries("kv/block_tensor.py", "KvPool", "ForwardMeta"),
         ),
     ),
     Part(

@@ -1,7 +1,7 @@
 """Course machinery. Updates the code blocks in the pages, which mirror the engine's source.
 
-A block under `<!-- code: mini_engine/kv/token_flat.py::KvPool.set_kv -->` contains that symbol's source: a function, a
-method, a class or a constant, with its decorators, dedented. Without `::symbol` it contains the whole file.
+A block under `<!-- code: mini_engine/kv/token_flat.py::FlatKvPool.set_kv -->` contains that symbol's source: a
+function, a method, a class or a constant, with its decorators, dedented. Without `::symbol` it contains the whole file.
 """
 
 import argparse

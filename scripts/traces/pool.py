@@ -7,7 +7,7 @@ from scripts.traces.tape import Tape, ask, listed, plural, ranges
 from mini_engine.base.errors import OutOfBlocks
 from mini_engine.engine.loop import generate
 from mini_engine.kv.allocator import BlockAllocator
-from mini_engine.kv.token_flat import FlatRequest, KvPool, PagedSequence
+from mini_engine.kv.token_flat import FlatKvPool, FlatRequest, PagedSequence
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 6
 ALLOCATOR = "mini_engine/kv/allocator.py::BlockAllocator"
@@ -56,7 +56,7 @@ class Pool(Tape):
     def __init__(self) -> None:
         file, title = "l2_token_flat/pool.trace.js", "One pool, handed out in blocks"
         super().__init__("l2-pool", file, "pool", title, 15, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)
-        self.pool = KvPool(self.model.config, BLOCK_SIZE * NUM_BLOCKS)
+        self.pool = FlatKvPool(self.model.config, BLOCK_SIZE * NUM_BLOCKS)
         self.allocator = BlockAllocator(NUM_BLOCKS, BLOCK_SIZE, reserved=0)
         self.slots: list[str | None] = [None] * (BLOCK_SIZE * NUM_BLOCKS)
         self.running: dict[str, Running] = {}
@@ -70,7 +70,7 @@ class Pool(Tape):
         self.show(
             f"A pool of {NUM_BLOCKS} blocks with {BLOCK_SIZE} slots each. A slot holds the keys and values of one "
             "token. All blocks are on the free list.",
-            f"{PAGED}::KvPool",
+            f"{PAGED}::FlatKvPool",
         )
         self.prefill("A")
         self.prefill("B")
@@ -114,7 +114,7 @@ class Pool(Tape):
         self.show(
             f"Prefill: one step writes all {count} tokens, to slots {ranges(wrote)}. The model chooses “{word}”, "
             "which has no keys and values yet.",
-            f"{PAGED}::KvPool.set_kv",
+            f"{PAGED}::FlatKvPool.set_kv",
             wrote=wrote,
         )
 
@@ -140,7 +140,7 @@ class Pool(Tape):
         self.show(
             f"Decode: {name} feeds one token, position {position}. Its slot is {block} × {BLOCK_SIZE} + {offset} = "
             f"{wrote[0]}. Attention gathers slots {ranges(read)}, in this order. Next word: “{word}”.",
-            f"{PAGED}::KvPool.attend",
+            f"{PAGED}::FlatKvPool.attend",
             wrote=wrote,
             read=read,
         )

@@ -87,7 +87,7 @@ def test_a_position_off_by_one_is_named(monkeypatch):
     def off_by_one(self, token_ids):
         meta = right(self, token_ids)
         shift = int(self.cur_len > 0)
-        return contiguous.ForwardMeta(meta.positions - shift, meta.slot_mapping, meta.kv_len)
+        return contiguous.ContiguousMeta(meta.positions - shift, meta.slot_mapping, meta.kv_len)
 
     monkeypatch.setattr(contiguous.CachedSequence, "plan", off_by_one)
     finding = find()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.kv.no_cache import ForwardMeta, NoCache
+from mini_engine.kv.no_cache import NoCache, NoCacheMeta
 from mini_engine.model.layers import RMSNorm
 from mini_engine.model.rope import RotaryEmbedding, apply_rope
 from tests.support import FAMILIES, both, some_ids
@@ -12,7 +12,7 @@ from tests.support import FAMILIES, both, some_ids
 
 def run(model, ids, rows=None):
     with torch.inference_mode():
-        return model(torch.tensor(ids), NoCache(), ForwardMeta(torch.arange(len(ids))), rows)
+        return model(torch.tensor(ids), NoCache(), NoCacheMeta(torch.arange(len(ids))), rows)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

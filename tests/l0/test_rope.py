@@ -9,7 +9,7 @@ import torch
 from mini_engine.base.errors import UserError
 from mini_engine.engine.loop import generate
 from mini_engine.families.qwen3 import load_model
-from mini_engine.kv.no_cache import ForwardMeta, NoCache, Recompute
+from mini_engine.kv.no_cache import NoCache, NoCacheMeta, Recompute
 from tests.support import hf_greedy, some_ids, write_checkpoint
 
 TRAINED, THETA = 32, 10_000.0
@@ -83,7 +83,7 @@ def test_frequencies_logits_and_tokens_equal_hugging_face(base, tmp_path, case):
     ids = some_ids(length, ours.config.vocab_size)
     with torch.inference_mode():
         want = hf(torch.tensor([ids])).logits[0]
-        got = ours(torch.tensor(ids), NoCache(), ForwardMeta(torch.arange(length)))
+        got = ours(torch.tensor(ids), NoCache(), NoCacheMeta(torch.arange(length)))
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
     assert generate(ours, NoCache(), Recompute(), ids, 6) == hf_greedy(hf, ids, 6), f"{case}: other tokens"
 

@@ -8,7 +8,7 @@ from mini_engine.base.errors import CacheFull
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.engine.loop import generate
 from mini_engine.kv import contiguous
-from mini_engine.kv.contiguous import CachedSequence, ContiguousKv, ForwardMeta, reusable_prefix
+from mini_engine.kv.contiguous import CachedSequence, ContiguousKv, ContiguousMeta, reusable_prefix
 from tests.support import FAMILIES, both, hf_greedy, must_raise, oracle, some_ids
 
 CONFIG = Qwen3Config(
@@ -77,7 +77,7 @@ def test_attend_reads_the_first_kv_len_rows_and_no_more():
     kv = filled()
     q = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(5))
     positions = torch.tensor([4])
-    meta = ForwardMeta(positions, positions, kv_len=5)
+    meta = ContiguousMeta(positions, positions, kv_len=5)
     want = oracle(q, kv.K[0][:5], kv.V[0][:5])
     for first in (7, 5):  # the last row, then all that are not written
         for tensor in (*kv.K, *kv.V):
@@ -94,7 +94,7 @@ def test_attend_reads_the_given_layer():
     kv, q = filled(), torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(5))
     positions = torch.tensor([7])
     for layer in range(3):
-        got = kv.attend(layer, q, ForwardMeta(positions, positions, kv_len=8))
+        got = kv.attend(layer, q, ContiguousMeta(positions, positions, kv_len=8))
         right = torch.allclose(got.double(), oracle(q, kv.K[layer], kv.V[layer]), atol=1e-5)
         assert right, f"attend({layer}, …) must read K and V of layer {layer}: was the layer index forgotten?"
 
@@ -103,7 +103,7 @@ def test_attend_reads_the_given_layer():
 def test_attend_of_several_queries_is_causal():
     kv, q = filled(), torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(5))
     positions = torch.tensor([3, 4])
-    got = kv.attend(0, q, ForwardMeta(positions, positions, kv_len=5))
+    got = kv.attend(0, q, ContiguousMeta(positions, positions, kv_len=5))
     why = "two queries behind three cached tokens: the first sees rows 0 … 3, the second rows 0 … 4"
     want = oracle(q, kv.K[0][:5], kv.V[0][:5])
     torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5, msg=lambda m: f"{why}\n{m}")
@@ -119,7 +119,7 @@ def test_attend_copies_no_row(monkeypatch):
 
     monkeypatch.setattr(contiguous, "causal_attention", spy)
     positions = torch.tensor([4])
-    kv.attend(1, torch.ones(1, 4, 8), ForwardMeta(positions, positions, kv_len=5))
+    kv.attend(1, torch.ones(1, 4, 8), ContiguousMeta(positions, positions, kv_len=5))
     in_place = [x.untyped_storage().data_ptr() for x in (kv.K[1], kv.V[1])]
     assert all(x.untyped_storage().data_ptr() in in_place for x in seen), (
         "the history was copied before attention read it: a slice is a view and copies nothing, an index copies"
@@ -180,7 +180,7 @@ def test_commit_counts_the_tokens_that_are_written(cur_len, fed):
     sequence = CachedSequence(ContiguousKv(CONFIG, 8))
     sequence.cur_len = cur_len
     positions = torch.arange(cur_len, cur_len + fed)
-    sequence.commit(ForwardMeta(positions, positions, kv_len=cur_len + fed))
+    sequence.commit(ContiguousMeta(positions, positions, kv_len=cur_len + fed))
     assert sequence.cur_len == cur_len + fed, (
         f"{cur_len} tokens were written, and the step fed {fed}; the token just chosen has no K and V yet"
     )

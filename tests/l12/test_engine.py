@@ -11,6 +11,8 @@ from mini_engine.assembly.loading import load
 from mini_engine.base.errors import UserError
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.gpu.graphs import GraphRunner
+from mini_engine.kv.block_table import NULL_BLOCK
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.tiers.compact import compact, shrink
 from mini_engine.tiers.opening import digest_of
@@ -31,6 +33,11 @@ def cold(model):
 
 def answers(engine, prompts=PROMPTS):
     return [done.token_ids for done in generate_all(engine, prompts, GREEDY, progress=False)]
+
+
+def bits(layer):
+    """What all blocks but the null block hold: a slot that nothing has written may be NaN."""
+    return layer[NULL_BLOCK + 1 :].view(torch.int32)
 
 
 def with_tiers(model, folder, num_blocks=40, **sizes):
@@ -94,6 +101,34 @@ def test_compaction_and_a_smaller_pool_in_mid_decode_change_no_token(model, cold
             shrink(manager, engine.runner.pool, 40)
     assert [request.output_ids for request in requests] == cold
     assert moved and engine.runner.pool.num_blocks == 40
+
+
+def test_recorded_steps_follow_a_pool_that_shrinks(model, cold):
+    """A recording has addresses. With those of the larger pool it would read, and write, memory that is no longer K."""
+    engine = build_engine(model, backend="reference", num_blocks=60)
+    manager, pool, recorded = engine.scheduler.manager, engine.runner.pool, []
+
+    def at_its_addresses(work):
+        addresses = [layer.data_ptr() for layer in (*pool.K, *pool.V)]
+        before = [bits(layer).clone() for layer in pool.K]
+        work()
+        assert all(map(torch.equal, before, map(bits, pool.K))), "recording changed K"
+        recorded.append(len(pool.K[0]))
+
+        def replay():
+            assert addresses == [layer.data_ptr() for layer in (*pool.K, *pool.V)], "the recording is of another pool"
+            work()
+
+        return replay
+
+    engine.runner = GraphRunner(engine.runner, 4, at_its_addresses)
+    requests = [engine.add_request(str(i), prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
+    while engine.has_unfinished:
+        engine.step()
+        if min(len(request.output_ids) for request in requests) == 3 and pool.num_blocks > 40:
+            shrink(manager, pool, 40)
+    assert [request.output_ids for request in requests] == cold
+    assert recorded == [60] * 3 + [40] * 3, "each size once, and once more over the smaller pool"
 
 
 def test_a_pool_cannot_shrink_below_what_is_held(model):

@@ -8,13 +8,13 @@ import torch
 from mini_engine.base.errors import OutOfBlocks
 from mini_engine.engine.loop import generate
 from mini_engine.kv.allocator import BlockAllocator
-from mini_engine.kv.token_flat import FlatRequest, KvPool, PagedSequence
+from mini_engine.kv.token_flat import FlatKvPool, FlatRequest, PagedSequence
 from tests.support import FAMILIES, both, hf_greedy, must_raise, some_ids
 
 
 def poisoned(config, num_slots):
     """Return a pool in which every slot is NaN until it is written, so that reading a stray slot shows."""
-    pool = KvPool(config, num_slots)
+    pool = FlatKvPool(config, num_slots)
     for tensor in (*pool.K, *pool.V):
         tensor.fill_(float("nan"))
     return pool
@@ -88,7 +88,7 @@ def test_consecutive_requests_reuse_blocks():
 
 def test_a_sequence_that_has_already_run_or_has_another_prompt_is_refused():
     ours, _ = both("two, tied, wide heads")
-    pool, allocator = KvPool(ours.config, 64), BlockAllocator(4, reserved=0)
+    pool, allocator = FlatKvPool(ours.config, 64), BlockAllocator(4, reserved=0)
     sequence = PagedSequence(FlatRequest([1, 2, 3]), pool, allocator)
     generate(ours, pool, sequence, [1, 2, 3], 4)
     free = allocator.num_free

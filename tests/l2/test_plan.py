@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mini_engine.base.errors import OutOfBlocks
 from mini_engine.kv.allocator import BlockAllocator
-from mini_engine.kv.token_flat import FlatRequest, ForwardMeta, PagedSequence, plan_decode, plan_prefill, reserve
+from mini_engine.kv.token_flat import FlatMeta, FlatRequest, PagedSequence, plan_decode, plan_prefill, reserve
 from tests.support import must_raise
 
 CPU = torch.device("cpu")
@@ -183,7 +183,7 @@ def test_commit_adds_the_tokens_that_the_step_fed(cur_len, fed):
     request = holding(6, [5, 2], cur_len=cur_len)
     slots = torch.tensor(request.slot_indices[: cur_len + fed])
     positions = torch.arange(cur_len, cur_len + fed)
-    PagedSequence(request, None, None).commit(ForwardMeta(positions, slots[cur_len:], slots, is_prefill=fed > 1))
+    PagedSequence(request, None, None).commit(FlatMeta(positions, slots[cur_len:], slots, is_prefill=fed > 1))
     assert request.cur_len == cur_len + fed, (
         f"{cur_len} tokens were written, and the step fed {fed}; the token just chosen has no KV yet"
     )

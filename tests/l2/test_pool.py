@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.kv.token_flat import ForwardMeta, KvPool, pool_slots
+from mini_engine.kv.token_flat import FlatKvPool, FlatMeta, pool_slots
 from tests.support import must_raise, oracle
 
 CONFIG = Qwen3Config(
@@ -23,7 +23,7 @@ def rows(count, seed=0):
 
 
 def zeroed(num_slots=12):
-    pool = KvPool(CONFIG, num_slots)
+    pool = FlatKvPool(CONFIG, num_slots)
     for tensor in (*pool.K, *pool.V):
         tensor.zero_()
     return pool
@@ -125,7 +125,7 @@ def test_set_kv_of_no_tokens_writes_nothing():
 
 @pytest.mark.task(1)
 def test_set_kv_on_a_device_does_not_wait_to_check_the_slots():
-    pool, nowhere = KvPool(CONFIG, 12, device="meta"), torch.zeros(2, 2, 8, device="meta")
+    pool, nowhere = FlatKvPool(CONFIG, 12, device="meta"), torch.zeros(2, 2, 8, device="meta")
     try:  # a tensor on device "meta" has no values: reading one raises, where a CUDA device would wait
         pool.set_kv(0, torch.tensor([0, 5]).to("meta"), nowhere, nowhere)
     except (RuntimeError, NotImplementedError) as error:
@@ -135,7 +135,7 @@ def test_set_kv_on_a_device_does_not_wait_to_check_the_slots():
 
 def scattered():
     """Return a pool with a history of five tokens in slots 7, 3, 0, 11, 5; every other slot is NaN."""
-    pool, indices = KvPool(CONFIG, 12), torch.tensor([7, 3, 0, 11, 5])
+    pool, indices = FlatKvPool(CONFIG, 12), torch.tensor([7, 3, 0, 11, 5])
     for layer in range(3):
         pool.K[layer].fill_(float("nan")), pool.V[layer].fill_(float("nan"))
         pool.K[layer][indices], pool.V[layer][indices] = rows(5, seed=layer), rows(5, seed=10 + layer)
@@ -148,7 +148,7 @@ def test_attend_reads_the_history_in_the_order_of_kv_indices(q_len):
     pool, indices = scattered()
     q = torch.randn(q_len, 4, 8, generator=torch.Generator().manual_seed(9))
     positions = torch.arange(5 - q_len, 5)
-    meta = ForwardMeta(positions, indices[5 - q_len :], indices, is_prefill=q_len > 1)
+    meta = FlatMeta(positions, indices[5 - q_len :], indices, is_prefill=q_len > 1)
     want = oracle(q, rows(5, seed=0), rows(5, seed=10))
     got = pool.attend(0, q, meta)
     assert not got.isnan().any(), "attention read a slot that the request does not own: only those in kv_indices are"
@@ -161,7 +161,7 @@ def test_attend_reads_the_history_in_the_order_of_kv_indices(q_len):
 def test_attend_reads_the_layer_it_is_asked_for():
     pool, indices = scattered()
     q = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(9))
-    meta = ForwardMeta(torch.tensor([4]), indices[4:], indices, is_prefill=False)
+    meta = FlatMeta(torch.tensor([4]), indices[4:], indices, is_prefill=False)
     for layer in range(3):
         want = oracle(q, rows(5, seed=layer), rows(5, seed=10 + layer))
         right = torch.allclose(pool.attend(layer, q, meta).double(), want, atol=1e-5)
@@ -185,7 +185,7 @@ def test_qwen3_8b_in_bfloat16_takes_144_kib_per_token():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_pool_has_the_bytes_of_all_its_slots(dtype):
-    assert KvPool(CONFIG, 12, dtype).bytes == 12 * CONFIG.kv_bytes_per_token(dtype), "K and V, in the pool's dtype"
+    assert FlatKvPool(CONFIG, 12, dtype).bytes == 12 * CONFIG.kv_bytes_per_token(dtype), "K and V, in the pool's dtype"
 
 
 def test_a_budget_smaller_than_a_block_gives_no_slots():

@@ -17,8 +17,7 @@ from mini_engine.kv.block_table import BlockTable
 from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 from mini_engine.kv.no_cache import NoCache, Recompute
-from mini_engine.kv.token_flat import FlatRequest, PagedSequence
-from mini_engine.kv.token_flat import KvPool as FlatPool
+from mini_engine.kv.token_flat import FlatKvPool, FlatRequest, PagedSequence
 from mini_engine.layers import native, speed_up, torch_layers
 from mini_engine.layers.packed_step import starts_of
 from mini_engine.model.decoder import Decoder
@@ -66,7 +65,7 @@ def stores(config):
     yield NoCache(), Recompute()
     contiguous = ContiguousKv(config, 100)
     yield contiguous, CachedSequence(contiguous)
-    flat, allocator = FlatPool(config, 96), BlockAllocator.for_slots(96)
+    flat, allocator = FlatKvPool(config, 96), BlockAllocator.for_slots(96)
     yield flat, PagedSequence(FlatRequest([]), flat, allocator)
 
 
