@@ -22,11 +22,11 @@ class NotExercised(Exception):
     """An engine has not used one of its features, so its tokens are no evidence."""
 
 
-def run(cell: Cell) -> str:
+def run(cell: Cell, device: str = "cpu") -> str:
     """Run a cell. Returns "equal", the sentence with which it is refused, or how it differs, after "differs: "."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            rounds = ask(cell, options_of(cell, folder))
+            rounds = ask(cell, options_of(cell, folder), device)
         except UserError as error:
             return str(error).replace(folder, "DIR")
         except NotExercised as error:
@@ -48,7 +48,7 @@ def options_of(cell: Cell, folder: str) -> dict[str, Any]:
     return options
 
 
-def ask(cell: Cell, options: Mapping[str, Any]) -> list[list[Completion]]:
+def ask(cell: Cell, options: Mapping[str, Any], device: str = "cpu") -> list[list[Completion]]:
     """Ask everything, drop the pool's cache, and ask again: tiers must bring it back.
 
     Without tiers a crowd, which takes longest, is asked once.
@@ -58,7 +58,7 @@ def ask(cell: Cell, options: Mapping[str, Any]) -> list[list[Completion]]:
     num_engines = 2 if cell.has("restarts") else 1
     num_rounds = 1 if cell.has("is_crowd") and "kv_host_bytes" not in options else 2
     for _ in range(num_engines):
-        with llm_of(cell, options) as llm:
+        with llm_of(cell, options, device) as llm:
             for _ in range(num_rounds // num_engines):
                 rounds.append(llm.generate(asked.prompts, params, progress=False))
                 llm.engine.scheduler.manager.coordinator.clear()
@@ -70,14 +70,14 @@ def ask(cell: Cell, options: Mapping[str, Any]) -> list[list[Completion]]:
     return rounds
 
 
-def llm_of(cell: Cell, options: Mapping[str, Any]) -> LLM:
-    """Return the cell's LLM."""
+def llm_of(cell: Cell, options: Mapping[str, Any], device: str) -> LLM:
+    """Return the cell's LLM. On a GPU decode steps are captured, and padded ones run without a graph, as on a CPU."""
     from mini_engine.assembly.build import open_engine
     from mini_engine.gpu.graphs import no_graph
     from mini_engine.text.tokenizer import Tokenizer
 
     model, capture = cell.asked.checkpoint, no_graph if cell.has("is_padded") else None
-    engine = open_engine(model, EngineConfig.of(options), "float32", "cpu", capture)
+    engine = open_engine(model, EngineConfig.of(options), "float32", device, capture)
     return LLM.for_engine(engine, Tokenizer.load(model))
 
 
