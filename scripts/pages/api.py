@@ -1,4 +1,6 @@
-"""Course machinery. Writes lessons/api.md: the engine's public API, extracted from the source's syntax tree.
+"""Course machinery. The text of the API page: the engine's public API, extracted from the source's syntax tree.
+
+`scripts.website.api_page` puts it into lessons/api.md when the website is built.
 
 This file only lists which names are shown, and in which order. Everything else (signatures, fields, defaults,
 docstrings, the commands' options, the server's routes) comes from the source, without torch, so it cannot go stale.
@@ -6,16 +8,13 @@ docstrings, the commands' options, the server's routes) comes from the source, w
 
 import ast
 import re
-import sys
 import textwrap
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeGuard
 
 from scripts import ROOT
-from scripts.pages.generated import asks_for_check, settle
 
-PAGE = ROOT / "lessons" / "api.md"
 SECTION = re.compile(r"(Args|Returns|Raises|Attributes):$")
 FIELD = re.compile(r"([A-Za-z_]\w*(?:, [A-Za-z_]\w*)*): (\S.*)", re.DOTALL)
 LONGEST_LINE = 80
@@ -264,23 +263,6 @@ COMMANDS = (
     ("chat", "mini_engine/cli/chat.py"),
     ("serve", "mini_engine/cli/serve.py"),
 )
-INTRO = """# API
-
-What you call when you use the engine, with shapes and errors. The page is made from the source
-(`python -m scripts.pages.api`), so it says what the code says. Shapes: `T` tokens of a step, `S` sequences, `R` rows of
-logits, `H_q` query heads, `H_kv` key and value heads, `D` their width. Words are in the [glossary](glossary.md), and
-[how the pieces fit](how-the-pieces-fit.md) shows what calls what.
-
-```python
-from mini_engine import LLM, SamplingParams
-
-llm = LLM()
-for delta in llm.stream("The capital of France is", SamplingParams(temperature=0, max_tokens=8)):
-    print(delta.text, end="", flush=True)
-```
-"""
-
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -464,10 +446,10 @@ def contract() -> list[str]:
     return ["### The contract", "From [`attention/contract.py`](../mini_engine/attention/contract.py):", *shown]
 
 
-def page() -> str:
-    """Return the whole page."""
+def text() -> str:
+    """Return all of the page that comes from the source, as Markdown."""
     trees: dict[str, ast.Module] = {}
-    parts = [INTRO.strip()]
+    parts: list[str] = []
     for part in PARTS:
         parts += [f"## {part.title}", part.words]
         if part.title == "Attention":
@@ -477,12 +459,3 @@ def page() -> str:
                 trees[entry.file] = ast.parse((ROOT / entry.file).read_text(encoding="utf-8"))
             parts += told(entry, trees[entry.file])
     return "\n\n".join([*parts, *commands()]) + "\n"
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Write the page. With --check, only compare; returns 1 if it is out of date."""
-    return settle({PAGE: page()}, asks_for_check(__doc__, argv), "python -m scripts.pages.api")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -91,7 +91,7 @@ def test_check_names_the_file_and_changes_nothing(tmp_path, capsys):
 
 def test_the_api_page_has_every_heading_once():
     """GitHub and the website number equal headings differently, so a link to one would break."""
-    anchors = [heading.text for heading in Page.read(api.PAGE).headings]
+    anchors = re.findall(r"^##+ (.+)$", api.text(), re.MULTILINE)
     assert len(anchors) == len(set(anchors))
 
 
