@@ -19,6 +19,9 @@ FILES = {
     "qwen3_5_text": "qwen3_5",
     "deepseek_v3": "deepseek",
     "lfm3": "lfm3",
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "llama",
 }
 RELATIVES = {"qwen3_5": "qwen3_5", "qwen3_next": "qwen3_5", "deepseek_v": "deepseek"}  # by how their types begin
 

@@ -27,14 +27,18 @@ static void rms_norm(const Rows<T>& x, const W* weight, float eps, const Rows<T>
     }
 }
 
-// Norm and RoPE of one query or key head, in place: pairs (i, i + D/2) are rotated by the token's angles.
+// Norm and RoPE of one query or key head, in place: pairs (i, i + D/2) are rotated by the token's angles. Without a
+// weight there is no norm.
 template <typename T>
 static void norm_and_rope(T* head, const T* weight, const T* cos, const T* sin, int64_t dim, float eps) {
-    const float factor = inverse_rms(head, dim, eps);
+    const float factor = weight ? inverse_rms(head, dim, eps) : 1;
     for (int64_t i = 0, j = dim / 2; i < dim / 2; i += LANES, j += LANES) {
         const int64_t left = dim / 2 - i;
-        const vec a = load_some(head + i, left) * factor * load_some(weight + i, left);
-        const vec b = load_some(head + j, left) * factor * load_some(weight + j, left);
+        vec a = load_some(head + i, left), b = load_some(head + j, left);
+        if (weight) {
+            a = a * factor * load_some(weight + i, left);
+            b = b * factor * load_some(weight + j, left);
+        }
         store_some(head + i, a * load_some(cos + i, left) - b * load_some(sin + i, left), left);
         store_some(head + j, b * load_some(cos + j, left) + a * load_some(sin + j, left), left);
     }

@@ -105,6 +105,7 @@ class PackedDecoderLayer(nn.Module):
             q_norm=attention.q_norm,
             k_norm=attention.k_norm,
         )
+        norms = {name: norm for name, norm in norms.items() if not isinstance(norm, nn.Identity)}
         linears = {name: take_linear(functions, attention, f"{name}_proj") for name in ("q", "k", "v", "o")}
         linears |= {name: take_linear(functions, mlp, f"{name}_proj") for name in ("gate", "up", "down")}
         self.norms, self.linears = nn.ModuleDict(norms), nn.ModuleDict(linears)  # own the memory behind the struct

@@ -80,12 +80,15 @@ class TorchAttention(nn.Module):
 
     def __init__(self, attention: Qwen3Attention, norm: nn.Module, matrix: Join) -> None:
         super().__init__()
-        self.layer_idx, self.norm, self.eps = attention.layer_idx, norm, attention.q_norm.eps
+        self.layer_idx, self.norm, self.head_dim = attention.layer_idx, norm, attention.head_dim
         heads = [linear.out_features // attention.head_dim for linear in (attention.q_proj, attention.k_proj)]
         self.heads = tuple(heads)
         self.qkv, self.out = matrix(attention.q_proj, attention.k_proj, attention.v_proj), matrix(attention.o_proj)
-        norms = (attention.q_norm.weight.data, attention.k_norm.weight.data)
-        self.head_norm = torch.cat([w.expand(n, -1) for w, n in zip(norms, heads, strict=True)])  # [H_q + H_kv, D]
+        norms = (attention.q_norm, attention.k_norm)
+        self.head_norm = None  # or weights [H_q + H_kv, D]
+        if not isinstance(attention.q_norm, nn.Identity):
+            self.eps = attention.q_norm.eps
+            self.head_norm = torch.cat([x.weight.data.expand(n, -1) for x, n in zip(norms, heads, strict=True)])
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
         """Write K and V of x `[T, hidden_size]`; return attention `[T, H_q * D]`."""
@@ -96,9 +99,10 @@ class TorchAttention(nn.Module):
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return q, k and v of these rows side by side, `[T, H_q + 2 * H_kv, D]`: q and k normed and rotated."""
-        qkv = self.qkv(self.norm(x)).unflatten(1, (-1, self.head_norm.shape[1]))
+        qkv = self.qkv(self.norm(x)).unflatten(1, (-1, self.head_dim))
         qk = qkv[:, : sum(self.heads)]
-        qk.copy_(apply_rope(F.rms_norm(qk, qk.shape[2:], eps=self.eps) * self.head_norm, cos, sin))
+        normed = qk if self.head_norm is None else F.rms_norm(qk, qk.shape[2:], eps=self.eps) * self.head_norm
+        qk.copy_(apply_rope(normed, cos, sin))
         return qkv
 
 

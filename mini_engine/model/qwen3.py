@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.model.causal_lm import CausalLM, causal_lm
-from mini_engine.model.decoder import Decoder, DecoderLayer
+from mini_engine.model.decoder import Decoder, DecoderLayer, Norm
 from mini_engine.model.layers import Linear, RMSNorm
 from mini_engine.model.rope import RotaryEmbedding, apply_rope
 
@@ -27,9 +27,15 @@ class KvStore(Protocol):
 
 
 class Qwen3Attention(nn.Module):
-    """Grouped-query attention (arXiv:2305.13245); every query and key head is normalized before RoPE."""
+    """Grouped-query attention (arXiv:2305.13245); every query and key head is normalized before RoPE.
 
-    def __init__(self, config: Qwen3Config, layer_idx: int) -> None:
+    Args:
+        norm: of the heads. output_bias: the last matrix has a bias; None: if the others have.
+    """
+
+    def __init__(
+        self, config: Qwen3Config, layer_idx: int, norm: Norm = RMSNorm, output_bias: bool | None = None
+    ) -> None:
         super().__init__()
         self.layer_idx = layer_idx
         self.head_dim = config.head_dim
@@ -39,9 +45,9 @@ class Qwen3Attention(nn.Module):
         self.q_proj = Linear(hidden, q_size, bias=bias)
         self.k_proj = Linear(hidden, kv_size, bias=bias)
         self.v_proj = Linear(hidden, kv_size, bias=bias)
-        self.o_proj = Linear(q_size, hidden, bias=bias)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.o_proj = Linear(q_size, hidden, bias=bias if output_bias is None else output_bias)
+        self.q_norm: Any = norm(config.head_dim, config.rms_norm_eps)
+        self.k_norm: Any = norm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
         heads = (len(x), -1, self.head_dim)
