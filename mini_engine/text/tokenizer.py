@@ -1,9 +1,12 @@
 """Lesson 6. A checkpoint's tokenizer: text to ids, a conversation to ids, and the bytes behind each id.
 
 Qwen3's vocabulary is byte-level: a token is a sequence of bytes, not of characters, and may end in the middle of a
-character. tokenizer.json spells each byte as one printable character (Radford et al. 2019, GPT-2).
+character. tokenizer.json spells each byte as one printable character (Radford et al. 2019, GPT-2). Llama 2 and Mistral
+7B have pieces of text, spaces written as "▁", and a token for each byte of what no piece has: "<0xE2>" (Kudo and
+Richardson, 2018, arXiv:1808.06226).
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,6 +26,7 @@ if TYPE_CHECKING:  # Jinja is imported with the first conversation
     from mini_engine.text.chat_template import ChatTemplate
 
 TOKENIZER_FILE = "tokenizer.json"
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 @cache
@@ -44,6 +48,13 @@ def bytes_of_token(token: str) -> bytes:
     return token.encode("utf-8")
 
 
+def bytes_of_piece(piece: str) -> bytes:
+    """Return the bytes of one entry of a vocabulary of pieces; "<0xE2>" is a single byte."""
+    if BYTE.fullmatch(piece):
+        return bytes.fromhex(piece[3:5])
+    return piece.replace("▁", " ").encode("utf-8")
+
+
 class TokenBytes(list[bytes]):
     """The bytes of each id; b"" for an id beyond the last: a model may have more rows than the tokenizer has tokens.
 
@@ -59,7 +70,7 @@ def open_backend(directory: Path) -> tokenizers.Tokenizer:
     """Load the tokenizer from a checkpoint directory's tokenizer.json.
 
     Raises:
-        UserError: the file does not exist, cannot be read, or is not a byte-level tokenizer.
+        UserError: the file does not exist, cannot be read, or has a vocabulary without a token for each byte.
     """
     path = directory / TOKENIZER_FILE
     if not path.is_file():
@@ -68,8 +79,11 @@ def open_backend(directory: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific
         raise UserError(f"{path} cannot be read as a tokenizer: {first_line(error)}") from error
-    if "ByteLevel" not in repr(backend.decoder):
-        raise UserError(f"{directory} has a tokenizer that is not byte-level; Qwen3's are, and this engine expects it")
+    if not any(decoder in repr(backend.decoder) for decoder in ("ByteLevel", "ByteFallback")):
+        raise UserError(
+            f"{directory} has a tokenizer that is not byte-level and has no tokens for single bytes; this engine needs "
+            "one of the two"
+        )
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -125,8 +139,9 @@ class Tokenizer:
         """Return the bytes of every id of the tokenizer; b"" for ids that it skips."""
         ids = self.backend.get_vocab(with_added_tokens=True)
         token_bytes = TokenBytes([b""] * (1 + max(ids.values(), default=-1)))
+        bytes_of = bytes_of_token if "ByteLevel" in repr(self.backend.decoder) else bytes_of_piece
         for token, index in ids.items():
-            token_bytes[index] = bytes_of_token(token)
+            token_bytes[index] = bytes_of(token)
         return token_bytes
 
     @property

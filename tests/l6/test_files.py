@@ -242,7 +242,7 @@ def test_a_command_needs_text(mute, capsys):
 @pytest.mark.parametrize(
     ("config", "values"),
     [
-        ({"model_type": "llama"}, "config.json 'llama'"),
+        ({"model_type": "gpt2"}, "config.json 'gpt2'"),
         ({"model_type": "qwen3_5_moe", "text_config": {}}, "'qwen3_5_moe'"),
         ({"_class_name": "Pipeline"}, "config.json None"),
         (None, "config.json"),

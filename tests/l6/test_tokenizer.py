@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from mini_engine.assembly.llm import LLM
 from mini_engine.base.errors import UserError
 from mini_engine.pocket import POCKET_DIR
+from mini_engine.text.detokenizer import Detokenizer
 from mini_engine.text.tokenizer import Tokenizer
 from tests.support import refused
 
@@ -322,6 +323,27 @@ def test_a_byte_order_mark_as_powershell_writes_it_is_refused(directory, name):
 def test_added_tokens_that_cannot_be_read_are_refused(directory, name, content):
     write_json(directory / name, content)
     is_refused(str(directory), Tokenizer, directory)
+
+
+def test_pieces_with_a_token_for_each_byte_give_text_as_they_arrive(tmp_path):
+    """Llama 2's and Mistral's vocabularies: spaces are "▁", and what no piece has comes as tokens of single bytes."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abé", "▁a", "▁ab"]
+    merges = [("▁", "a"), ("▁a", "b")]
+    raw = RawTokenizer(
+        models.BPE({word: i for i, word in enumerate(words)}, merges, unk_token="<unk>", byte_fallback=True)
+    )
+    raw.add_special_tokens(words[:3])
+    raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    raw.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    for text in ("ab é a", "日b", "a 😀"):
+        token_ids = tokenizer.encode(text)
+        detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
+        deltas = [*map(detokenizer.push, token_ids), detokenizer.finish()]
+        assert "".join(deltas) == f" {text}" == tokenizer.decode(token_ids)
+        assert "\ufffd" not in "".join(deltas), "half a character was shown"
+    assert tokenizer.encode("ab 日") == [words.index(word) for word in ("▁ab", "▁", "<0xE6>", "<0x97>", "<0xA5>")]
 
 
 def test_a_tokenizer_that_is_not_byte_level_is_refused(tmp_path):
