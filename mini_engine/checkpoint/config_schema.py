@@ -108,7 +108,10 @@ def read_shape(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def check_model(schema: SchemaValidator, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Validate the settings of a model that attends, as `check` does; weights must not be quantized."""
     if raw.get("quantization_config") is not None:
-        raise UserError(f"{path} has a quantization_config; this engine runs only weights that are not quantized")
+        raise UserError(
+            f"{path} has a quantization_config; this engine runs only weights that are not quantized: fetch the "
+            "checkpoint that this one was made from, whose name has no GPTQ, AWQ, FP8 or the like"
+        )
     config = check(schema, raw, path)
     check_multiple(config, "num_attention_heads", "num_key_value_heads", path)
     return config

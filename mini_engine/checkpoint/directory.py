@@ -7,6 +7,7 @@ from mini_engine.base.errors import UserError, first_line
 from mini_engine.base.values import shown
 from mini_engine.checkpoint.shipped import SHIPPED, shipped_checkpoint
 
+GGUF = "of GGUF this engine reads nothing: fetch the checkpoint it was made from, with config.json and safetensors"
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.json"]
 
 
@@ -25,7 +26,8 @@ def resolve_checkpoint(path_or_hub_id: str | Path) -> Path:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"{name} cannot be a directory ({why}); give a checkpoint directory") from None
     if exists:
-        raise UserError(f"{name} is a file; give the directory that holds config.json and the safetensors")
+        what = GGUF if path.suffix == ".gguf" else "give the directory that holds config.json and the safetensors"
+        raise UserError(f"{name} is a file; {what}")
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(path_or_hub_id)):
         raise UserError(f"there is no directory {name}; give a checkpoint directory or a hub id (owner/name)")
     return _download(str(path_or_hub_id))

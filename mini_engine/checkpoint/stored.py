@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mini_engine.base.errors import UserError, first_line, warn_once
 from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.checkpoint.directory import GGUF
 from mini_engine.checkpoint.json_files import read_json
 from mini_engine.checkpoint.names import EMBEDDING, HEAD, Place, place_parameters, unknown
 
@@ -161,7 +162,8 @@ def _find_tensors(directory: Path) -> dict[str, Path]:
     if path.is_file():
         files = [path.name]
     elif not index.is_file():
-        raise UserError(f"{directory} holds neither model.safetensors nor {INDEX_NAME}")
+        instead = f"; {GGUF}" if any(directory.glob("*.gguf")) else ""
+        raise UserError(f"{directory} holds neither model.safetensors nor {INDEX_NAME}{instead}")
     else:
         from mini_engine.checkpoint.config_schema import read_weight_map  # its library is needed only here
 

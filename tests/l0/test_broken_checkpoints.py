@@ -140,7 +140,7 @@ ROPES = {
     "half a head": (config(partial_rotary_factor=0.5), ["partial_rotary_factor = 0.5"]),
 }
 OTHER_MODELS = {
-    "quantized": (config(quantization_config={"quant_method": "fp8"}), ["quantization_config"]),
+    "quantized": (config(quantization_config={"quant_method": "fp8"}), ["quantization_config", "fetch"]),
     "sliding layers": (config(layer_types=["full_attention", "sliding_attention"]), ["'sliding_attention'"]),
     "sliding window": (config(layer_types=None, use_sliding_window=True, max_window_layers=1), ["sliding_attention"]),
     "layer_types 5": (config(layer_types=5), ["layer_types = 5"]),
@@ -161,6 +161,7 @@ FILES = {
     "shard at the root": (shard("/etc/a.safetensors"), ["'/etc/a.safetensors'", "outside"]),
     "shard on a drive": (shard("C:\\a.safetensors"), ["outside"]),
     "shard on another share": (shard("..\\a.safetensors"), ["outside"]),
+    "GGUF": (lambda d: (d / "model.safetensors").rename(d / "model-q4.gguf"), ["neither", "GGUF", "fetch"]),
     "weight_map list": (lambda d: (shard("a")(d), file(INDEX, '{"weight_map": [1]}')(d)), ["weight_map = [1]"]),
 }
 MARKS = {f"a BOM in {name}": (with_bom(name), [name]) for name in ("config.json", "generation_config.json")} | {
@@ -246,6 +247,12 @@ def test_a_name_that_no_directory_can_have(model):
     with pytest.raises(UserError) as caught:
         resolve_checkpoint(model)
     assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
+
+
+def test_a_gguf_file_is_refused_with_what_to_fetch_instead(tmp_path):
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(UserError, match="GGUF.*fetch the checkpoint"):
+        resolve_checkpoint(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize("name, text", [("tokenizer.json", '{"version": "1.0", "trunc'), ("tokenizer.json", "{}")])
