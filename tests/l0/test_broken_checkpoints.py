@@ -251,7 +251,7 @@ def test_a_name_that_no_directory_can_have(model):
 
 def test_a_gguf_file_is_refused_with_what_to_fetch_instead(tmp_path):
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(UserError, match="GGUF.*fetch the checkpoint"):
+    with pytest.raises(UserError, match=r"GGUF.*fetch the checkpoint"):
         resolve_checkpoint(tmp_path / "model.gguf")
 
 
