@@ -9,10 +9,10 @@ import torch
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
-from mini_engine.latents.fast import speed_up_latents
+from mini_engine.latents.fast import latent_decoder
 from mini_engine.latents.model import latent_model
 from mini_engine.latents.store import LatentKv
-from mini_engine.layers import native
+from mini_engine.layers import native, speed_up
 from mini_engine.layers.exchange import Whole
 from mini_engine.layers.torch_layers import TorchModel
 from tests.l16.models import FAMILIES, FIRST, FOUND, PROMPTS, answered, ask, drain, latents, load
@@ -31,6 +31,7 @@ def has_compiler():
     return True
 
 
+speed_up_latents = partial(speed_up, decoder=latent_decoder)
 pytestmark = pytest.mark.reference
 nightly = pytest.mark.nightly
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="NOT CHECKED: packed weights in C++; no compiler")
@@ -142,8 +143,8 @@ class Asked:
 def test_each_norm_keeps_its_own_eps(backend, q_lora_rank):
     """The config's eps is so large, and what is normed so small, that one in another's place would be noticed."""
     results = []
-    for speed_up in (lambda model: model, partial(speed_up_latents, backend=backend)):
-        layer, store = speed_up(small_model(rms_norm_eps=0.3, q_lora_rank=q_lora_rank)).model.layers[0], Asked()
+    for fast in (lambda model: model, partial(speed_up_latents, backend=backend)):
+        layer, store = fast(small_model(rms_norm_eps=0.3, q_lora_rank=q_lora_rank)).model.layers[0], Asked()
         x = randoms((5, SIZES["hidden_size"]), seed=1)[0] / 10
         cos, sin = torch.ones(5, ROPE), torch.zeros(5, ROPE)
         results.append((layer(x, cos, sin, store, SimpleNamespace(slot_mapping=None)), store.q, *store.written))
