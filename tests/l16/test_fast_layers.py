@@ -13,7 +13,7 @@ from mini_engine.latents.fast import latent_decoder
 from mini_engine.latents.model import latent_model
 from mini_engine.latents.store import LatentKv
 from mini_engine.layers import native, speed_up
-from mini_engine.layers.exchange import Whole
+from mini_engine.layers.exchange import Exchange
 from mini_engine.layers.torch_layers import TorchModel
 from tests.l16.models import FAMILIES, FIRST, FOUND, PROMPTS, answered, ask, drain, latents, load
 from tests.l16.small import ROPE, SIZES, V, close, config_of, randoms
@@ -154,7 +154,7 @@ def test_each_norm_keeps_its_own_eps(backend, q_lora_rank):
         close(got, want, f"{what}: a norm has another one's eps")
 
 
-class Doubling(Whole):
+class Doubling(Exchange):
     """An exchange with another process that has computed the same part of each sum."""
 
     def all_reduce(self, x):
@@ -165,7 +165,7 @@ class Doubling(Whole):
 def test_both_sums_of_a_layer_are_completed(backend):
     """Twice the outputs of o and of down, as if their weights were twice as large."""
     x, results = randoms((5, SIZES["hidden_size"]), seed=1)[0], []
-    for factor, exchange in ((2, Whole()), (1, Doubling())):
+    for factor, exchange in ((2, Exchange()), (1, Doubling())):
         model = small_model()
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.mul_(factor)
