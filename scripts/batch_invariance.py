@@ -130,7 +130,7 @@ def whole_model(model, kernel: str) -> dict[str, list[bool]]:
 
 def decoding(model, pool, allocator) -> list:
     """Return lesson 3's requests, each with its prompt already computed on its own and one token left to feed."""
-    from mini_engine.engine.packed import step
+    from lessons.l3_block_tensor.packed import step
     from mini_engine.kv.block_table import BlockTable
     from mini_engine.kv.block_tensor import PackedRequest
 

@@ -5,10 +5,10 @@ import sys
 from scripts.smoke.arguments import make_parser
 from scripts.smoke.run import Outcome, run_smoke
 
+from lessons.l3_block_tensor.packed import generate_packed
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
 from mini_engine.cli.parser import whole_number
-from mini_engine.engine.packed import generate_packed
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_tensor import KvPool
 

@@ -55,8 +55,8 @@ def packed(model, prompts, long_prompt, args) -> dict:
     """Run lesson 3's steps, adding the long prompt to the running batch halfway."""
     import torch
 
+    from lessons.l3_block_tensor.packed import step
     from mini_engine.attention.registry import load_kernel
-    from mini_engine.engine.packed import step
     from mini_engine.kv.allocator import BlockAllocator
     from mini_engine.kv.block_table import BlockTable
     from mini_engine.kv.block_tensor import KvPool, PackedRequest

@@ -38,9 +38,11 @@ def with_layers(model: Any, backend: str) -> Any:
         UserError: the backend does not work for this model or on this machine.
     """
     family = family_named(model.config.model_type)
-    if family.fuse and (backend == "fused" or (backend == "auto" and model.device.type == "cuda")):
+    if family.can_fuse and (backend == "fused" or (backend == "auto" and model.device.type == "cuda")):
+        from mini_engine.layers.fused_layers import fuse
+
         try:
-            return family.fuse(model)
+            return fuse(model)
         except UserError as why:
             if backend == "fused":
                 raise
@@ -48,7 +50,9 @@ def with_layers(model: Any, backend: str) -> Any:
             return model
     if backend == "reference" or (backend == "auto" and model.device.type != "cpu"):
         return model
-    return family.speed_up(model, backend)
+    from mini_engine.layers.fast_model import speed_up
+
+    return speed_up(model, backend, decoder=family.decoder)
 
 
 def identity_of(model: Any, config: EngineConfig, dtype: torch.dtype | None = None) -> Any:

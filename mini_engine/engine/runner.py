@@ -5,7 +5,7 @@ a step may contain thousands of tokens, far too many for a Python loop.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
@@ -93,10 +93,7 @@ def logits_rows(chunks: Sequence[Chunk]) -> list[int]:
     return rows
 
 
-class Plan(Protocol):
-    """Turns chunks into a step: `plan_rows` by default."""
-
-    def __call__(self, chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step: ...
+Plan = Callable[[Sequence[Chunk], int, torch.device], Step]  # turns chunks into a step, as `plan_rows` does
 
 
 class Group:

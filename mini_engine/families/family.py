@@ -19,16 +19,16 @@ class Family(NamedTuple):
     """A family of models.
 
     shape: reads the config.json of a checkpoint directory. build: returns a model of a shape, without weights.
-    speed_up: returns a model with fast layers on a CPU; arguments as for lesson 9's `speed_up`.
-    fuse: returns a model with lesson 10's layers for a GPU; None: they do not fit this family.
+    decoder: makes the fast layers of lesson 9's `speed_up`; None: they are those of lesson 0's model.
+    can_fuse: lesson 10's layers for a GPU fit this family.
     shared: the names of the numbers of a shape that ranks divide.
     renamed, ignored: as for `Stored`.
     """
 
     shape: Callable[[Path], Any]
     build: Callable[[Any], CausalLM]
-    speed_up: Callable[..., CausalLM]
-    fuse: Callable[[CausalLM], CausalLM] | None = None
+    decoder: Callable[..., Any] | None = None
+    can_fuse: bool = False
     shared: tuple[str, ...] = SHARED
     renamed: Callable[[str], str] = str
     ignored: tuple[str, ...] = ()

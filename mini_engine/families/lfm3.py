@@ -4,7 +4,7 @@ import re
 
 from mini_engine.families.family import SHARED, Family
 from mini_engine.families.lfm3_config import Lfm3Config
-from mini_engine.families.lfm3_fast import speed_up_lfm3
+from mini_engine.families.lfm3_fast import lfm3_decoder
 from mini_engine.families.lfm3_model import lfm3_model
 
 NAMES = {
@@ -26,4 +26,4 @@ def usual_name(stored: str) -> str:
     return stored
 
 
-FAMILY = Family(Lfm3Config.from_dir, lfm3_model, speed_up_lfm3, shared=(*SHARED, "conv_channels"), renamed=usual_name)
+FAMILY = Family(Lfm3Config.from_dir, lfm3_model, lfm3_decoder, shared=(*SHARED, "conv_channels"), renamed=usual_name)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from mini_engine.families.lfm3_model import HeadGatedAttention
 from mini_engine.hybrid.short_conv import ConvStore, ShortConv
 from mini_engine.layers import native
-from mini_engine.layers.exchange import WHOLE, Exchange
-from mini_engine.layers.fast_model import speed_up, with_torch_layers
+from mini_engine.layers.exchange import Exchange
+from mini_engine.layers.fast_model import with_torch_layers
 from mini_engine.layers.torch_layers import FastNorm, Join, TorchAttention, TorchDecoderLayer, TorchModel
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.qwen3 import KvStore
@@ -63,19 +63,10 @@ class FastSandwichLayer(TorchDecoderLayer):
         return x + after_mlp(self.exchange.all_reduce(self.down(F.silu(gate) * up)))
 
 
-def fast_mixer(mixer: Any, norm: nn.Module, matrix: Join) -> nn.Module:
-    """Return the fast form of attention or of a short convolution."""
-    if isinstance(mixer, ShortConv):
-        return FastShortConv(mixer, norm, matrix)
-    return FastHeadGatedAttention(mixer, norm, matrix)
+FAST_MIXERS = {ShortConv: FastShortConv, HeadGatedAttention: FastHeadGatedAttention}
 
 
 def lfm3_decoder(model: CausalLM, functions: native.Functions | None, exchange: Exchange) -> TorchModel:
     """Return an LFM3's decoder with fast layers."""
     layer: Any = FastSandwichLayer if model.config.use_sandwich_norm else TorchDecoderLayer
-    return with_torch_layers(model, functions, exchange, fast_mixer, layer=layer)
-
-
-def speed_up_lfm3(model: CausalLM, backend: str = "auto", exchange: Exchange = WHOLE) -> CausalLM:
-    """Return a fast model that takes over the weights of `model`. Arguments and errors as for lesson 9's `speed_up`."""
-    return speed_up(model, backend, exchange, lfm3_decoder)
+    return with_torch_layers(model, functions, exchange, FAST_MIXERS, layer=layer)

@@ -1,7 +1,6 @@
 """Course machinery. Qwen3, dense: lesson 0's model, with windows in some layers (lesson 15) or without."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,21 +25,7 @@ def shape(directory: Path) -> Qwen3Config:
     return WindowConfig.from_dir(directory)
 
 
-def speed_up(model: CausalLM, *options: Any) -> CausalLM:
-    """Return the model with lesson 9's layers."""
-    from mini_engine.layers.fast_model import speed_up
-
-    return speed_up(model, *options)
-
-
-def fuse(model: CausalLM) -> CausalLM:
-    """Return the model with lesson 10's layers."""
-    from mini_engine.layers.fused_layers import fuse
-
-    return fuse(model)
-
-
-DENSE = Family(Qwen3Config.from_dir, qwen3_model, speed_up, fuse)  # lesson 0's: every layer sees the whole text
+DENSE = Family(Qwen3Config.from_dir, qwen3_model, can_fuse=True)  # lesson 0's: every layer sees the whole text
 FAMILY = DENSE._replace(shape=shape)
 
 

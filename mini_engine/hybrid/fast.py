@@ -16,7 +16,7 @@ from mini_engine.hybrid.native import Gates, Half, NativeStep
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.layers import native
 from mini_engine.layers.exchange import WHOLE, Exchange
-from mini_engine.layers.fast_model import join_packed, speed_up, with_torch_layers
+from mini_engine.layers.fast_model import join_packed, with_torch_layers
 from mini_engine.layers.packed_layers import PackedLinear
 from mini_engine.layers.torch_layers import Join, TorchModel
 from mini_engine.model.causal_lm import CausalLM
@@ -83,40 +83,23 @@ class FastDeltaNet(nn.Module):
         return self.gated_norm(out, z.reshape(out.shape)).flatten(1)
 
 
-def fast_mixer(mixer: nn.Module, norm: nn.Module, matrix: Join) -> nn.Module:
-    """Return the fast form of attention or of a delta net."""
-    if isinstance(mixer, GatedDeltaNet):
-        return FastDeltaNet(mixer, norm, matrix)
-    return FastGatedAttention(cast(GatedAttention, mixer), norm, matrix)
+FAST_MIXERS = {GatedDeltaNet: FastDeltaNet, GatedAttention: FastGatedAttention}
 
 
-class PackedDeltaNet(nn.Module):
-    """The first half of a layer with a delta net. In a decode step it is a single call, which adds to x in place."""
+class PackedDeltaNet(FastDeltaNet):
+    """A delta net that, in a decode step, is a single call."""
 
-    def __init__(self, net: Any, norm: FastZeroCentredNorm, matrix: Join) -> None:
-        super().__init__()
-        self.net, self.norm_weight = FastDeltaNet(net, norm, matrix), net.norm.weight.data.float()
-        pointers = dict(rate=self.net.rate, dt_bias=self.net.dt_bias, norm=self.norm_weight)
+    def __init__(self, net: GatedDeltaNet, norm: FastZeroCentredNorm, matrix: Join) -> None:
+        super().__init__(net, norm, matrix)
+        self.norm_weight = net.norm.weight.data.float()
+        pointers = dict(rate=self.rate, dt_bias=self.dt_bias, norm=self.norm_weight)
         self.gates = Gates(eps=net.norm.eps, **{name: tensor.data_ptr() for name, tensor in pointers.items()})
-        self.struct = half_of(norm, first=self.net.project, last=self.net.out)
+        self.struct = half_of(norm, first=self.project, last=self.out)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridKv, meta: Any) -> Tensor:
-        if kv.native_step and meta.single_rows is None:
-            states = kv.states.get_layer_state(self.net.index)
-            slots = meta.single_slots.contiguous()
-            return kv.native_step.delta_net(x, self.struct, self.gates, states, self.net.conv_weight, slots)
-        return x + self.net.out(self.net(x, cos, sin, kv, meta))
-
-
-class PackedAttention(nn.Module):
-    """The first half of a layer with attention."""
-
-    def __init__(self, attention: Any, norm: nn.Module, matrix: Join) -> None:
-        super().__init__()
-        self.attention = FastGatedAttention(attention, norm, matrix)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridStore, meta: Any) -> Tensor:
-        return x + self.attention.out(self.attention(x, cos, sin, kv, meta))
+    def add_to(self, x: Tensor, step: NativeStep, kv: HybridKv, meta: Any) -> Tensor:
+        """Add the output for a token of each sequence to x `[N, hidden_size]`, in place."""
+        states, slots = kv.states.get_layer_state(self.index), meta.single_slots.contiguous()
+        return step.delta_net(x, self.struct, self.gates, states, self.conv_weight, slots)
 
 
 class PackedFeedForward(nn.Module):
@@ -134,18 +117,21 @@ class PackedFeedForward(nn.Module):
 
 
 class PackedHybridLayer(nn.Module):
-    """A decoder layer in two halves."""
+    """A decoder layer in two halves: mixer and feed-forward."""
 
     def __init__(self, layer: DecoderLayer, matrix: Join, step: NativeStep) -> None:
         super().__init__()
-        mixer, norm = layer.mixer, FastZeroCentredNorm(layer.input_layernorm)
-        half = PackedDeltaNet if isinstance(mixer, GatedDeltaNet) else PackedAttention
-        self.mixer, self.feed_forward = half(mixer, norm, matrix), PackedFeedForward(layer, matrix, step)
+        fast: Any = PackedDeltaNet if isinstance(layer.mixer, GatedDeltaNet) else FastGatedAttention
+        self.mixer = fast(layer.mixer, FastZeroCentredNorm(layer.input_layernorm), matrix)
+        self.feed_forward = PackedFeedForward(layer, matrix, step)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridKv, meta: Any, rows: Tensor | None = None
     ) -> Tensor:
-        x = self.mixer(x, cos, sin, kv, meta)
+        if isinstance(self.mixer, PackedDeltaNet) and kv.native_step and meta.single_rows is None:
+            x = self.mixer.add_to(x, kv.native_step, kv, meta)
+        else:
+            x = x + self.mixer.out(self.mixer(x, cos, sin, kv, meta))
         return self.feed_forward(x if rows is None else x[rows])
 
 
@@ -167,7 +153,7 @@ class PackedHybrid(TorchModel):
 
 def hybrid_decoder(model: CausalLM, functions: native.Functions | None, exchange: Exchange) -> TorchModel:
     """Return a hybrid's decoder with fast layers."""
-    torch_layers = partial(with_torch_layers, model, functions, exchange, fast_mixer, FastZeroCentredNorm)
+    torch_layers = partial(with_torch_layers, model, functions, exchange, FAST_MIXERS, FastZeroCentredNorm)
     if functions is None:
         return torch_layers()
     step = NativeStep(model.config, model.dtype)
@@ -177,11 +163,6 @@ def hybrid_decoder(model: CausalLM, functions: native.Functions | None, exchange
     matrix = partial(join_packed, functions)
     layers = (PackedHybridLayer(layer, matrix, step) for layer in model.model.layers)
     return PackedHybrid(model.model, layers, FastZeroCentredNorm(model.model.norm), step)
-
-
-def speed_up_hybrid(model: CausalLM, backend: str = "auto", exchange: Exchange = WHOLE) -> CausalLM:
-    """Return a fast model that takes over the weights of `model`. Arguments and errors as for lesson 9's `speed_up`."""
-    return speed_up(model, backend, exchange, hybrid_decoder)
 
 
 def native_step_for(model: CausalLM) -> NativeStep | None:

@@ -10,9 +10,47 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from pydantic_core import core_schema as s
 
+from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.checkpoint.config_schema import (
+    ANGLE_BASE,
+    HEADS,
+    LAYERS,
+    LENGTHS,
+    OBJECT,
+    SETTINGS,
+    SHAPE,
+    check,
+    check_model,
+    check_multiple,
+    check_types,
+    shown,
+    validator,
+)
 from mini_engine.model.kinds import FULL, Full, Kind, State
+
+LINEAR = "linear_attention"
+MODEL_TYPES = ("qwen3_5_text", "qwen3_5")
+PART_OF_HEAD = 0.25  # the default share of a head's elements that RoPE rotates
+
+HEAD_DIM = s.int_schema(ge=1, le=2**16)
+TAPS = s.int_schema(ge=1, le=2**10)
+ROTATION = dict(rope_theta=ANGLE_BASE, partial_rotary_factor=s.float_schema(gt=0, le=1))
+DELTA_NETS = dict(
+    linear_conv_kernel_dim=TAPS,
+    linear_num_key_heads=HEADS,
+    linear_num_value_heads=HEADS,
+    linear_key_head_dim=HEAD_DIM,
+    linear_value_head_dim=HEAD_DIM,
+    full_attention_interval=LAYERS,
+    layer_types=s.list_schema(s.literal_schema([FULL, LINEAR])),
+)
+CONFIG = validator(SHAPE, SETTINGS | LENGTHS | ROTATION | DELTA_NETS)
+TIED = "tie_word_embeddings"
+ROPE = validator({}, ROTATION)
+PARTS = validator({}, dict(text_config=OBJECT))
 
 
 @dataclass(frozen=True)
@@ -63,6 +101,75 @@ class HybridConfig(Qwen3Config):
     @classmethod
     def read(cls, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
         """See `Qwen3Config.read`. UserError also for a model with experts."""
-        from mini_engine.hybrid.schema import read_hybrid  # pydantic-core is needed only here
-
         return read_hybrid(raw, path, defaults={field.name: field.default for field in fields(cls)})
+
+
+def text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the settings of the text model, which the file may nest in `text_config`, next to a vision tower's.
+
+    Raises:
+        UserError: the checkpoint has experts, is quantized, or is of another family.
+    """
+    kind, where = raw.get("model_type"), path.parent
+    text = check(PARTS, raw, path).get("text_config") or {}
+    if "moe" in str(kind) or kind == "qwen3_next" or raw.get("num_experts") or text.get("num_experts"):
+        raise UserError(f"{where} holds a mixture of experts ({shown(kind)}); lesson 11 runs only dense hybrid models")
+    if kind not in MODEL_TYPES:
+        raise UserError(f"{where} holds a model of type {shown(kind)}; lesson 11 runs dense 'qwen3_5_text' models")
+    if raw.get("vision_config") is not None and not text:
+        raise UserError(f"{path} has a vision_config, but no text_config; lesson 11 runs the text model alone")
+    settings = {"eos_token_id": raw.get("eos_token_id"), **text} if text else dict(raw)
+    if raw.get(TIED) and not settings.get(TIED):  # a model with a vision tower is tied by the outer setting
+        settings[TIED] = raw[TIED]
+    if raw.get("quantization_config") is not None:
+        settings["quantization_config"] = raw["quantization_config"]
+    return settings
+
+
+def read_hybrid(raw: Mapping[str, Any], path: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the validated settings, with `rope_theta` and `rotary_dim`, and with a type for every layer.
+
+    Args:
+        defaults: values for settings that the file lacks; they are checked too, but not returned.
+
+    Raises:
+        UserError: a setting is missing or impossible; one sentence names it.
+    """
+    text = text_settings(raw, path)
+    config = check_model(CONFIG, text, path) | {"eos_token_id": text.get("eos_token_id")}
+    rope = read_rotation(config, path)
+    config |= {"rope_theta": rope["rope_theta"], "layer_types": layer_types_of(config)}
+    config["rotary_dim"] = int(config.get("head_dim", defaults["head_dim"]) * rope["partial_rotary_factor"])
+    check_layers({**defaults, **config}, path)
+    return {name: value for name, value in config.items() if name not in ("rope_scaling", "rope_parameters")}
+
+
+def read_rotation(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return `rope_theta` and `partial_rotary_factor` of either layout, with the same precedence as in lesson 0."""
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    given = config.get(key, {})
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind != "default":
+        raise UserError(f"{path} uses RoPE of type {shown(kind)}; lesson 11 supports only 'default'")
+    outer = {name: config[name] for name in ROTATION if name in config}
+    return {"rope_theta": 10_000.0, "partial_rotary_factor": PART_OF_HEAD} | outer | check(ROPE, given, path, f"{key}.")
+
+
+def layer_types_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the type of every layer that a config.json describes; by default every fourth one attends."""
+    if config.get("layer_types"):
+        return tuple(config["layer_types"])
+    interval = config.get("full_attention_interval", 4)
+    return tuple(LINEAR if (i + 1) % interval else FULL for i in range(config["num_hidden_layers"]))
+
+
+def check_layers(config: Mapping[str, Any], path: Path) -> None:
+    """Raise UserError unless the settings fit together: heads, layers and rotated dimensions."""
+    check_multiple(config, "linear_num_value_heads", "linear_num_key_heads", path)
+    check_types(config["layer_types"], config, path)
+    rotated = config["rotary_dim"]
+    if rotated % 2 or not rotated:
+        raise UserError(
+            f"{path} rotates {rotated} dimensions of a head (head_dim times partial_rotary_factor); RoPE needs an even "
+            "number of at least 2"
+        )

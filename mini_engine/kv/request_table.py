@@ -27,11 +27,6 @@ class RequestTable:
         """Slots held, used or not."""
         return len(self.blocks) * self.allocator.block_size
 
-    def slots(self, start: int, stop: int) -> list[int]:
-        """Return the flat slots of tokens start … stop - 1, each `block_id * block_size + offset`."""
-        size = self.allocator.block_size
-        return [self.blocks[position // size] * size + position % size for position in range(start, stop)]
-
     def append(self, count: int) -> None:
         """Add room for `count` more tokens, allocating blocks as needed.
 

@@ -10,10 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mini_engine.latents.model import LatentAttention, LatentStore, rotate_end
-from mini_engine.layers.exchange import WHOLE, Exchange
-from mini_engine.layers.fast_model import speed_up, with_torch_layers
+from mini_engine.layers.fast_model import with_torch_layers
 from mini_engine.layers.torch_layers import Join
-from mini_engine.model.causal_lm import CausalLM
 
 
 class FastLatentAttention(nn.Module):
@@ -49,6 +47,4 @@ class FastLatentAttention(nn.Module):
         return kv.attend_latents(self.layer_idx, q, self.kv_b, meta).flatten(1)
 
 
-def speed_up_latents(model: CausalLM, backend: str = "auto", exchange: Exchange = WHOLE) -> CausalLM:
-    """Return a fast model that takes over the weights of `model`. Arguments and errors as for lesson 9's `speed_up`."""
-    return speed_up(model, backend, exchange, partial(with_torch_layers, fast_mixer=FastLatentAttention))
+latent_decoder = partial(with_torch_layers, fast_mixers={LatentAttention: FastLatentAttention})

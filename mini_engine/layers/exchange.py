@@ -4,7 +4,7 @@ A process with the whole model has complete sums and does nothing. Lesson 18's r
 """
 
 from ctypes import c_void_p
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,8 @@ class NativeExchange(NamedTuple):
     is_first: bool
 
 
-class Exchange(Protocol):
-    """Completes sums. Lesson 18's collectives have these methods; here are those of a process with the whole model."""
+class Exchange:
+    """Completes sums: here those of a process with the whole model, which are complete. Lesson 18's add up parts."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Turn x `[T, hidden_size]`, this process's part of a sum, into the sum over all of them; return it."""
@@ -38,11 +38,7 @@ class Exchange(Protocol):
         """Raise an error unless `why`, the result of `add_up`, is 0."""
 
 
-class Whole(Exchange):
-    """The exchange of a process with the whole model, whose sums are complete."""
-
-
-WHOLE = Whole()
+WHOLE = Exchange()
 
 
 class Summed(nn.Module):

@@ -8,7 +8,7 @@ layers over packed matrices.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,9 +30,12 @@ from mini_engine.layers.torch_layers import (
 )
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.decoder import Decoder
+from mini_engine.model.qwen3 import Qwen3Attention
 
 BACKENDS = ("auto", "packed", "torch")
 FastDecoder = Callable[[CausalLM, native.Functions | None, Exchange], nn.Module]
+FastMixers = Mapping[type[nn.Module], Callable[[Any, nn.Module, Join], nn.Module]]  # makes the fast form of each class
+FAST_MIXERS: FastMixers = {Qwen3Attention: TorchAttention}
 
 
 def speed_up(
@@ -76,20 +79,20 @@ def with_torch_layers(
     model: CausalLM,
     functions: native.Functions | None,
     exchange: Exchange,
-    fast_mixer: Callable[[Any, nn.Module, Join], nn.Module] = TorchAttention,
+    fast_mixers: FastMixers = FAST_MIXERS,
     norm: Callable[[Any], nn.Module] = FastNorm,
     layer: type[TorchDecoderLayer] = TorchDecoderLayer,
 ) -> TorchModel:
     """Return a decoder whose layers are torch's, over packed matrices if there are functions for them.
 
     Args:
-        fast_mixer: makes the fast form of a mixer, given the norm in front of it and what joins matrices.
+        fast_mixers: make the fast forms of mixers, given the norm in front of each and what joins matrices.
         norm: makes that of a norm. layer: the class of the layers.
     """
     matrix: Join = join if functions is None else partial(join_packed, functions)
 
     def fast(loaded: Any) -> TorchDecoderLayer:
-        mixer = fast_mixer(loaded.mixer, norm(loaded.input_layernorm), matrix)
+        mixer = fast_mixers[type(loaded.mixer)](loaded.mixer, norm(loaded.input_layernorm), matrix)
         return layer(loaded, mixer, norm(loaded.post_attention_layernorm), matrix, exchange)
 
     return TorchModel(model.model, map(fast, model.model.layers), norm(model.model.norm))

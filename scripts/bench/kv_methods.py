@@ -15,6 +15,7 @@ from scripts.bench.kv_quality import BLOCK_SIZE, RANDOM, heavy_tailed, logits_of
 import torch
 from torch import Tensor
 
+from lessons.l17_bits.judge import kl
 from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.offline import generate_all
@@ -23,7 +24,6 @@ from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
-from mini_engine.quantized.judge import kl
 from mini_engine.quantized.rotation import rotate
 from mini_engine.text.tokenizer import Tokenizer
 

@@ -15,6 +15,7 @@ from scripts.pocket.facts import held_out_lines, load_facts
 import torch
 from torch import Tensor
 
+from lessons.l17_bits.judge import kl, nll
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
@@ -29,7 +30,6 @@ from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.qwen3 import qwen3_model
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.quantized.formats import FORMATS
-from mini_engine.quantized.judge import kl, nll
 from mini_engine.quantized.pool import RowKvPool
 from mini_engine.text.tokenizer import Tokenizer
 

@@ -12,12 +12,12 @@ from statistics import mean
 
 import torch
 
+from lessons.l3_block_tensor.packed import step
 from mini_engine.assembly.llm import LLM
 from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.loop import generate
 from mini_engine.engine.offline import generate_all
-from mini_engine.engine.packed import step
 from mini_engine.engine.runner import ModelRunner, Runner
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk

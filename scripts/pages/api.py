@@ -188,7 +188,6 @@ PARTS = (
             *entries("quantized/formats.py", "RowFormat"),
             *entries("quantized/kernels.py", "RowKernel"),
             *entries("quantized/pool.py", "RowKvPool"),
-            *entries("quantized/judge.py", "kl", "nll"),
         ),
     ),
     Part(
@@ -236,7 +235,7 @@ PARTS = (
             *entries("handover/protocol.py", "Layout", "Ask", "Cancel", "Filled", "Ended"),
             *entries("handover/sender.py", "SendingConnector"),
             *entries("handover/transfers.py", "Transfer", "Transfers"),
-            *entries("handover/receiver.py", "ReceivingConnector", "Senders"),
+            *entries("handover/receiver.py", "ReceivingConnector"),
             *entries("handover/either.py", "EitherConnector"),
         ),
     ),

@@ -96,11 +96,8 @@ LAYERS = (
             "text.prompts",
             "cli.parser",
             "hybrid.hybrid_config",
-            "hybrid.schema",
             "windows.window_config",
-            "windows.schema",
             "latents.latent_config",
-            "latents.schema",
         ),
     ),
 )

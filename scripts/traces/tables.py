@@ -9,8 +9,8 @@ from scripts.traces.walk import Watched, kept_by_kernel
 
 import torch
 
+from lessons.l3_block_tensor import packed
 from mini_engine.attention.blockwise import paged_attention
-from mini_engine.engine import packed
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool, PackedRequest, plan_packed, reserve_all

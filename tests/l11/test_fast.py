@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -11,16 +12,18 @@ from mini_engine.assembly.layout import kv_shape
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.hybrid.fast import native_step_for, speed_up_hybrid
+from mini_engine.hybrid.fast import hybrid_decoder, native_step_for
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.native import Gates, Half, NativeStep, StepSizes
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.kv.block_tensor import KvPool
+from mini_engine.layers import speed_up
 from tests.l9.test_native_structs import PACKAGE, fields_in_cpp, kind_of
 from tests.l11.models import SELECTED, ask, both, check_nothing_is_lost, drain, greedy
 from tests.support import some_ids
 
 NEW = 12
+speed_up_hybrid = partial(speed_up, decoder=hybrid_decoder)
 each_family = pytest.mark.parametrize("family", SELECTED)
 
 
@@ -95,13 +98,13 @@ def test_a_row_of_a_packed_layer_gets_the_same_bits_in_any_batch(dtype):
     arguments = (net.struct, net.gates)
     together = x.clone()
     for _ in range(2):
-        together = step.delta_net(together, *arguments, batched, net.net.conv_weight, slots)
+        together = step.delta_net(together, *arguments, batched, net.conv_weight, slots)
         together = layer.feed_forward(together)
     for i in range(5):
         one = slice(i, i + 1)
         row = x[one].clone()
         for _ in range(2):
-            row = step.delta_net(row, *arguments, alone, net.net.conv_weight, slots[one])
+            row = step.delta_net(row, *arguments, alone, net.conv_weight, slots[one])
             row = layer.feed_forward(row)
         assert torch.equal(row[0], together[i]), "a neighbour in the batch changed a row"
     assert torch.equal(alone[0], batched[0]) and torch.equal(alone[1], batched[1])
@@ -111,7 +114,7 @@ def test_a_packed_layer_refuses_rows_and_slots_that_do_not_fit():
     model = speed_up_hybrid(copy.deepcopy(both("every fourth attends")[0]), "packed")
     net, step = model.model.layers[0].mixer, native_step_for(model)
     states = GdnPool.for_model(model.config, 6).get_layer_state(0)
-    rest = (net.struct, net.gates, states, net.net.conv_weight)
+    rest = (net.struct, net.gates, states, net.conv_weight)
     for x, slots in (
         (torch.ones(2, 48), [1, 7]),
         (torch.ones(2, 48), [1, -1]),

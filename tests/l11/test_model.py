@@ -11,9 +11,8 @@ from mini_engine.assembly.loading import load
 from mini_engine.base.errors import UserError
 from mini_engine.families.qwen3 import load_model
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
-from mini_engine.hybrid.hybrid_config import HybridConfig
+from mini_engine.hybrid.hybrid_config import LINEAR, HybridConfig
 from mini_engine.hybrid.model import GatedRMSNorm, ZeroCentredRMSNorm, partial_rope
-from mini_engine.hybrid.schema import LINEAR
 from mini_engine.model.kinds import FULL, state_bytes
 from tests.l11.models import FAMILIES, checkpoint, first_logits
 from tests.support import some_ids

@@ -9,11 +9,11 @@ import torch
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
-from mini_engine.latents.fast import speed_up_latents
+from mini_engine.latents.fast import latent_decoder
 from mini_engine.latents.model import latent_model
 from mini_engine.latents.store import LatentKv
-from mini_engine.layers import native
-from mini_engine.layers.exchange import Whole
+from mini_engine.layers import native, speed_up
+from mini_engine.layers.exchange import Exchange
 from mini_engine.layers.torch_layers import TorchModel
 from tests.l16.models import FAMILIES, FIRST, FOUND, PROMPTS, answered, ask, drain, latents, load
 from tests.l16.small import ROPE, SIZES, V, close, config_of, randoms
@@ -31,6 +31,7 @@ def has_compiler():
     return True
 
 
+speed_up_latents = partial(speed_up, decoder=latent_decoder)
 pytestmark = pytest.mark.reference
 nightly = pytest.mark.nightly
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="NOT CHECKED: packed weights in C++; no compiler")
@@ -142,8 +143,8 @@ class Asked:
 def test_each_norm_keeps_its_own_eps(backend, q_lora_rank):
     """The config's eps is so large, and what is normed so small, that one in another's place would be noticed."""
     results = []
-    for speed_up in (lambda model: model, partial(speed_up_latents, backend=backend)):
-        layer, store = speed_up(small_model(rms_norm_eps=0.3, q_lora_rank=q_lora_rank)).model.layers[0], Asked()
+    for fast in (lambda model: model, partial(speed_up_latents, backend=backend)):
+        layer, store = fast(small_model(rms_norm_eps=0.3, q_lora_rank=q_lora_rank)).model.layers[0], Asked()
         x = randoms((5, SIZES["hidden_size"]), seed=1)[0] / 10
         cos, sin = torch.ones(5, ROPE), torch.zeros(5, ROPE)
         results.append((layer(x, cos, sin, store, SimpleNamespace(slot_mapping=None)), store.q, *store.written))
@@ -153,7 +154,7 @@ def test_each_norm_keeps_its_own_eps(backend, q_lora_rank):
         close(got, want, f"{what}: a norm has another one's eps")
 
 
-class Doubling(Whole):
+class Doubling(Exchange):
     """An exchange with another process that has computed the same part of each sum."""
 
     def all_reduce(self, x):
@@ -164,7 +165,7 @@ class Doubling(Whole):
 def test_both_sums_of_a_layer_are_completed(backend):
     """Twice the outputs of o and of down, as if their weights were twice as large."""
     x, results = randoms((5, SIZES["hidden_size"]), seed=1)[0], []
-    for factor, exchange in ((2, Whole()), (1, Doubling())):
+    for factor, exchange in ((2, Exchange()), (1, Doubling())):
         model = small_model()
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.mul_(factor)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mini_engine.quantized.judge import kl, nll
+from lessons.l17_bits.judge import kl, nll
 
 HALF, QUARTERS = [0.5, 0.5], [0.75, 0.25]
 

@@ -8,9 +8,9 @@ from scripts.bench.kv_quality import BLOCK_SIZE, compare, heavy_tailed, held_out
 import pytest
 import torch
 
+from lessons.l17_bits.judge import kl
 from mini_engine.families.qwen3 import load_model
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.quantized.judge import kl
 
 pytestmark = [pytest.mark.reference, pytest.mark.ci]  # no task is about this
 SEEDS = (0, 1, 2)

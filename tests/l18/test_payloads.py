@@ -10,8 +10,7 @@ from mini_engine.distributed.tensor_parallel.payloads import Run, join, split
 from mini_engine.distributed.tensor_parallel.pools import SharedPools
 from mini_engine.distributed.tensor_parallel.shard import share_of, shared_by
 from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.hybrid.hybrid_config import HybridConfig
-from mini_engine.hybrid.schema import LINEAR
+from mini_engine.hybrid.hybrid_config import LINEAR, HybridConfig
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.model.kinds import FULL
 from mini_engine.tiers.blocks import BlockBytes

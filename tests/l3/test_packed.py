@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
+from lessons.l3_block_tensor.packed import generate_packed
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import OutOfBlocks, UserError
-from mini_engine.engine.packed import generate_packed
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
 from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -38,7 +37,7 @@ class Traffic:
         self.bytes += x.nbytes
 
 
-class Collectives(Exchange, Protocol):
+class Collectives(Exchange):
     """The meetings of the ranks of one model.
 
     Attributes:
@@ -51,14 +50,11 @@ class Collectives(Exchange, Protocol):
 
     def gather(self, x: Tensor) -> Tensor:
         """Return all ranks' x `[R, n]` side by side, `[R, num_ranks * n]`, in rank 0. Others get their own back."""
-        ...
+        raise NotImplementedError
 
     def native(self, dtype: torch.dtype) -> NativeExchange | None:
         """Return the exchange that lesson 9's C++ calls in place of `all_reduce`. None: it can call none."""
         return None
-
-    def check(self, why: int) -> None:
-        """Raise RuntimeError unless `why`, which C++ received, is 0."""
 
 
 class TorchCollectives(Collectives):

@@ -13,6 +13,7 @@ from mini_engine.distributed.tensor_parallel.shard import BY_ROWS
 from mini_engine.distributed.tensor_parallel.vocabulary import CutEmbedding, GatheredHead
 from mini_engine.families import family_named
 from mini_engine.layers.exchange import Exchange, Summed
+from mini_engine.layers.fast_model import speed_up
 
 
 def with_layers(model: Any, backend: str, collectives: Collectives) -> Any:
@@ -31,7 +32,7 @@ def with_layers(model: Any, backend: str, collectives: Collectives) -> Any:
         weight = model.head_weight
         fast, head = with_sums(model, collectives), lambda hidden: F.linear(hidden, weight)
     else:
-        fast = family_named(model.config.model_type).speed_up(model, backend, collectives)
+        fast = speed_up(model, backend, collectives, family_named(model.config.model_type).decoder)
         head = fast.lm_head
     fast.model.embed_tokens = CutEmbedding(fast.model.embed_tokens, vocab_size, collectives)
     fast.lm_head = GatheredHead(head, vocab_size, collectives)

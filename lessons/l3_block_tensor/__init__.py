@@ -1,0 +1,1 @@
+"""Lesson 3. Its page, its tasks, and a loop over packed steps."""
