@@ -28,7 +28,6 @@ from mini_engine.checkpoint.config_schema import (
     validator,
 )
 from mini_engine.families.family import Family
-from mini_engine.families.qwen3 import speed_up
 from mini_engine.model.causal_lm import CausalLM, causal_lm
 from mini_engine.model.decoder import Decoder, DecoderLayer
 from mini_engine.model.kinds import FULL, SLIDING, Full, Kind, Window
@@ -123,4 +122,4 @@ def llama_model(config: LlamaConfig) -> CausalLM:
     return causal_lm(config, Decoder(config, RotaryEmbedding(config), layers))
 
 
-FAMILY = Family(LlamaConfig.from_dir, llama_model, speed_up)
+FAMILY = Family(LlamaConfig.from_dir, llama_model)
