@@ -19,6 +19,7 @@ FILES = {
     "qwen3_5_text": "qwen3_5",
     "deepseek_v3": "deepseek",
     "lfm3": "lfm3",
+    "gemma3_text": "gemma3",
     "llama": "llama",
     "mistral": "llama",
     "qwen2": "llama",

@@ -1,8 +1,8 @@
 """Lesson 15. LFM3 with lesson 9's linear layers: packed matrices, joined where they share an input, and fused norms."""
 
+from collections.abc import Callable
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mini_engine.families.lfm3_model import HeadGatedAttention
@@ -49,18 +49,21 @@ class FastShortConv(nn.Module):
 
 
 class FastSandwichLayer(TorchDecoderLayer):
-    """A layer that also norms what is added to x."""
+    """A layer that also norms what is added to x.
 
-    def __init__(self, layer: Any, *parts: Any) -> None:
+    Args:
+        post_norm: makes the fast forms of these norms.
+    """
+
+    def __init__(self, layer: Any, *parts: Any, post_norm: Callable[[Any], nn.Module] = FastNorm) -> None:
         super().__init__(layer, *parts)
-        self.norms = nn.ModuleList(map(FastNorm, (layer.post_operator_norm, layer.post_ffn_norm)))
+        self.norms = nn.ModuleList(map(post_norm, (layer.post_operator_norm, layer.post_ffn_norm)))
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Add to these rows the normed outputs of the mixer and of the feed-forward block."""
         after_mixer, after_mlp = self.norms
         x = x + after_mixer(self.exchange.all_reduce(self.mixer.out(mixed)))
-        gate, up = self.gate_up(self.norm(x)).chunk(2, dim=-1)
-        return x + after_mlp(self.exchange.all_reduce(self.down(F.silu(gate) * up)))
+        return x + after_mlp(self.feed_forward(x))
 
 
 FAST_MIXERS = {ShortConv: FastShortConv, HeadGatedAttention: FastHeadGatedAttention}

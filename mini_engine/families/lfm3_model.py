@@ -4,6 +4,7 @@ Attention is lesson 0's with a gate for each head. Full layers and those with wi
 and `sin` are `[2, T, D]` here. Layers are counted by what they keep: those with K and V, and those with a state.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from mini_engine.families.lfm3_config import ATTENTION, CONV, Lfm3Config, Rope
 from mini_engine.hybrid.short_conv import ShortConv
 from mini_engine.model.causal_lm import CausalLM, causal_lm
-from mini_engine.model.decoder import Decoder, DecoderLayer
+from mini_engine.model.decoder import Decoder, DecoderLayer, Norm, scaled
 from mini_engine.model.layers import Linear, RMSNorm
 from mini_engine.model.qwen3 import KvStore, Qwen3Attention
 from mini_engine.model.rope import apply_rope
@@ -23,9 +24,9 @@ class TwoRotations(nn.Module):
 
     inv_freq: Tensor
 
-    def __init__(self, config: Lfm3Config) -> None:
+    def __init__(self, ropes: Sequence[Rope], head_dim: int) -> None:
         super().__init__()
-        frequencies = torch.stack([inverse_frequencies(rope, config.head_dim) for rope in config.ropes])
+        frequencies = torch.stack([inverse_frequencies(rope, head_dim) for rope in ropes])
         self.register_buffer("inv_freq", frequencies, persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -50,17 +51,26 @@ class HeadGatedAttention(Qwen3Attention):
     """Lesson 0's attention, with float32 angles of the layer's type, and a gate from 0 to 1 for each head.
 
     Args:
-        index: among the layers with K and V. rotation: the layer's row of `cos` and `sin`.
+        index: among the layers with K and V. rotation: the layer's row of `cos` and `sin`. has_gate: False leaves
+            the gates out. norm: of the heads. scale: multiplies the queries.
     """
 
-    def __init__(self, config: Lfm3Config, index: int, rotation: int) -> None:
-        super().__init__(config, index)
-        self.rotation, gates = rotation, Linear(config.hidden_size, config.num_attention_heads, bias=False)
-        self.gate_proj = gates if config.use_attention_gate else None
+    def __init__(
+        self,
+        config: Any,
+        index: int,
+        rotation: int,
+        has_gate: bool = True,
+        norm: Norm = RMSNorm,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__(config, index, norm)
+        self.rotation, self.scale = rotation, scale
+        self.gate_proj = Linear(config.hidden_size, config.num_attention_heads, bias=False) if has_gate else None
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
         heads, cos, sin = (len(x), -1, self.head_dim), cos[self.rotation], sin[self.rotation]
-        q = apply_rope(self.q_norm(self.q_proj(x).view(heads)), cos, sin).to(x.dtype)
+        q = scaled(apply_rope(self.q_norm(self.q_proj(x).view(heads)), cos, sin).to(x.dtype), self.scale)
         k = apply_rope(self.k_norm(self.k_proj(x).view(heads)), cos, sin).to(x.dtype)
         kv.set_kv(self.layer_idx, meta.slot_mapping, k, self.v_proj(x).view(heads))
         out = kv.attend(self.layer_idx, q, meta)
@@ -70,12 +80,14 @@ class HeadGatedAttention(Qwen3Attention):
 
 
 class SandwichLayer(DecoderLayer):
-    """A decoder layer that also norms what is added to x."""
+    """A decoder layer that also norms what is added to x. Arguments as for lesson 0's."""
 
-    def __init__(self, config: Lfm3Config, mixer: nn.Module, name: str) -> None:
-        super().__init__(config, mixer, name)
-        self.post_operator_norm: nn.Module = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_ffn_norm: nn.Module = RMSNorm(config.hidden_size, config.rms_norm_eps)
+    def __init__(
+        self, config: Any, mixer: nn.Module, name: str, norm: Norm = RMSNorm, mlp: nn.Module | None = None
+    ) -> None:
+        super().__init__(config, mixer, name, norm, mlp)
+        self.post_operator_norm: Any = norm(config.hidden_size, config.rms_norm_eps)
+        self.post_ffn_norm: Any = norm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: Any, meta: Any) -> Tensor:
         x = x + self.post_operator_norm(self.mixer(self.input_layernorm(x), cos, sin, kv, meta))
@@ -85,7 +97,7 @@ class SandwichLayer(DecoderLayer):
 def lfm3_model(config: Lfm3Config) -> CausalLM:
     """Return the model of this shape, without weights."""
     layers = (layer_of(config, i) for i in range(config.num_hidden_layers))
-    return causal_lm(config, Decoder(config, TwoRotations(config), layers))
+    return causal_lm(config, Decoder(config, TwoRotations(config.ropes, config.head_dim), layers))
 
 
 def layer_of(config: Lfm3Config, layer_idx: int) -> DecoderLayer:
@@ -96,5 +108,6 @@ def layer_of(config: Lfm3Config, layer_idx: int) -> DecoderLayer:
         mixer, name = ShortConv(*sizes, before.count(CONV)), "conv"
     else:
         index = len(before) - before.count(CONV)
-        mixer, name = HeadGatedAttention(config, index, ATTENTION.index(kind)), "self_attn"
+        mixer = HeadGatedAttention(config, index, ATTENTION.index(kind), config.use_attention_gate)
+        name = "self_attn"
     return (SandwichLayer if config.use_sandwich_norm else DecoderLayer)(config, mixer, name)

@@ -81,13 +81,13 @@ def with_torch_layers(
     exchange: Exchange,
     fast_mixers: FastMixers = FAST_MIXERS,
     norm: Callable[[Any], nn.Module] = FastNorm,
-    layer: type[TorchDecoderLayer] = TorchDecoderLayer,
+    layer: Callable[..., TorchDecoderLayer] = TorchDecoderLayer,
 ) -> TorchModel:
     """Return a decoder whose layers are torch's, over packed matrices if there are functions for them.
 
     Args:
         fast_mixers: make the fast forms of mixers, given the norm in front of each and what joins matrices.
-        norm: makes that of a norm. layer: the class of the layers.
+        norm: makes that of a norm. layer: makes the layers.
     """
     matrix: Join = join if functions is None else partial(join_packed, functions)
 

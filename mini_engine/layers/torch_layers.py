@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mini_engine.attention.folded import multiplies_bfloat16
 from mini_engine.layers.exchange import WHOLE, Exchange
-from mini_engine.model.decoder import Decoder, DecoderLayer
+from mini_engine.model.decoder import Decoder, DecoderLayer, scaled
 from mini_engine.model.layers import RMSNorm
 from mini_engine.model.qwen3 import KvStore, Qwen3Attention
 from mini_engine.model.rope import apply_rope
@@ -121,6 +121,7 @@ class TorchDecoderLayer(nn.Module):
         super().__init__()
         self.mixer: Any = mixer
         self.norm, self.exchange, mlp = norm, exchange, layer.mlp
+        self.act = mlp.act
         self.gate_up, self.down = matrix(mlp.gate_proj, mlp.up_proj), matrix(mlp.down_proj)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: Any, meta: Any, rows: Tensor | None = None) -> Tensor:
@@ -133,8 +134,12 @@ class TorchDecoderLayer(nn.Module):
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Add to these rows the outputs of the mixer and of the feed-forward block."""
         x = x + self.exchange.all_reduce(self.mixer.out(mixed))
+        return x + self.feed_forward(x)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Return the output of the feed-forward block for these rows."""
         gate, up = self.gate_up(self.norm(x)).chunk(2, dim=-1)
-        return x + self.exchange.all_reduce(self.down(F.silu(gate) * up))
+        return self.exchange.all_reduce(self.down(self.act(gate) * up))
 
 
 def in_pieces(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -150,11 +155,12 @@ class TorchModel(nn.Module):
     def __init__(self, decoder: Decoder, layers: Iterable[nn.Module], norm: nn.Module) -> None:
         super().__init__()
         self.embed_tokens, self.rope, self.norm = decoder.embed_tokens, decoder.rope, norm
+        self.scale = decoder.scale
         self.layers = nn.ModuleList(layers)
 
     def forward(self, token_ids: Tensor, kv: Any, meta: Any, rows: Tensor | None = None) -> Tensor:
         """Return the normed hidden states `[R, hidden_size]` of `rows`, or of all tokens."""
-        x = self.embed_tokens(token_ids)
+        x = scaled(self.embed_tokens(token_ids), self.scale)
         cos, sin = self.rope(meta.positions, x.dtype)
         *layers, last = self.layers
         for layer in layers:

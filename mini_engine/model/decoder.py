@@ -20,13 +20,21 @@ class DecoderLayer(nn.Module):
 
     Args:
         mixer: called with x, the positions' cosine and sine, the store and its plan. name: of the mixer in checkpoints.
+        mlp: the feed-forward block; None: SwiGLU.
     """
 
-    def __init__(self, config: Any, mixer: nn.Module, name: str = "self_attn", norm: Norm = RMSNorm) -> None:
+    def __init__(
+        self,
+        config: Any,
+        mixer: nn.Module,
+        name: str = "self_attn",
+        norm: Norm = RMSNorm,
+        mlp: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.name = name
         self.add_module(name, mixer)
-        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
+        self.mlp: Any = mlp or SwiGLU(config.hidden_size, config.intermediate_size)
         self.input_layernorm: Any = norm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm: Any = norm(config.hidden_size, config.rms_norm_eps)
 
@@ -44,21 +52,28 @@ class Decoder(nn.Module):
     """Embedding, decoder layers and the final norm.
 
     Args:
-        rope: returns cosine and sine of the angles at some positions.
+        rope: returns cosine and sine of the angles at some positions. scale: multiplies the embeddings.
     """
 
-    def __init__(self, config: Any, rope: nn.Module, layers: Iterable[nn.Module], norm: Norm = RMSNorm) -> None:
+    def __init__(
+        self, config: Any, rope: nn.Module, layers: Iterable[nn.Module], norm: Norm = RMSNorm, scale: float = 1.0
+    ) -> None:
         super().__init__()
-        self.rope = rope
+        self.rope, self.scale = rope, scale
         self.embed_tokens: nn.Module = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(layers)
         self.norm = norm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, token_ids: Tensor, kv: Any, meta: Any, rows: Tensor | None = None) -> Tensor:
         """Return the normed hidden states `[R, hidden_size]` of `rows`, or of all tokens."""
-        x = self.embed_tokens(token_ids)
+        x = scaled(self.embed_tokens(token_ids), self.scale)
         cos, sin = self.rope(meta.positions, x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin, kv, meta)
         x = self.norm(x)
         return x if rows is None else x[rows]
+
+
+def scaled(x: Tensor, scale: float) -> Tensor:
+    """Return x times the scale, which is rounded to x's dtype first, as in Hugging Face's code."""
+    return x if scale == 1.0 else x * x.new_tensor(scale)

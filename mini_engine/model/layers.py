@@ -4,6 +4,8 @@ Activations are packed: the first dimension is tokens, of one sequence or of man
 Hugging Face's code, because a norm that rounds to bfloat16 one operation too early changes tokens.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,13 +43,18 @@ class RMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """The feed-forward block, down(silu(gate(x)) * up(x)) (Shazeer, 2020, arXiv:2002.05202)."""
+    """The feed-forward block, down(silu(gate(x)) * up(x)) (Shazeer, 2020, arXiv:2002.05202).
 
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+    Args:
+        act: another function in place of silu.
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int, act: Callable[[Tensor], Tensor] = F.silu) -> None:
         super().__init__()
+        self.act = act
         self.gate_proj = Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
