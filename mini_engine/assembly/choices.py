@@ -67,7 +67,9 @@ def identity_of(model: Any, config: EngineConfig, dtype: torch.dtype | None = No
         return None
     from mini_engine.tiers import opening as tiers
 
-    return tiers.identity_of(model, config) if dtype is None else tiers.identity_of_stored(model, dtype, config)
+    if dtype is None:
+        return tiers.identity_of(model, config)
+    return tiers.identity(tiers.stored_digest(model, dtype), model.config, dtype, config)
 
 
 def connecting(

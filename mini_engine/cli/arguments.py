@@ -62,28 +62,18 @@ def add_fields(parser: argparse.ArgumentParser, config: type, texts: Mapping[str
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the checkpoint, its dtype and device, and for the engine."""
-    parser.add_argument(
-        "--model",
-        metavar="DIR_OR_HUB_ID",
-        help="a checkpoint, pocket-hybrid, pocket-windows or pocket-latent (default: the pocket model)",
+    add = parser.add_argument
+    what = "a checkpoint, pocket-hybrid, pocket-windows or pocket-latent (default: the pocket model)"
+    add("--model", metavar="DIR_OR_HUB_ID", help=what)
+    what = (
+        "auto, float32, bfloat16 or float16 (default: auto: on a CPU bfloat16 for a bfloat16 checkpoint if the "
+        "processor has bfloat16 products, otherwise float32)"
     )
-    parser.add_argument(
-        "--dtype",
-        choices=["auto", "float32", "bfloat16", "float16"],
-        default="auto",
-        help="auto, float32, bfloat16 or float16 (default: auto: on a CPU bfloat16 for a bfloat16 checkpoint if "
-        "the processor has bfloat16 products, otherwise float32)",
-    )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto", help=what)
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto")
     add_fields(parser, EngineConfig, ENGINE_OPTIONS)
-    parser.add_argument(
-        "--speculate",
-        type=whole_number(1),
-        nargs="?",
-        const=8,
-        metavar="K",
-        help="guess up to K tokens ahead from the text itself and verify them together (K: 8; default: no guesses)",
-    )
+    what = "guess up to K tokens ahead from the text itself and verify them together (K: 8; default: no guesses)"
+    add("--speculate", type=whole_number(1), nargs="?", const=8, metavar="K", help=what)
 
 
 def add_answer_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
@@ -129,11 +119,6 @@ def sampling_params(args: argparse.Namespace, suggested: Mapping[str, Any]):
     names = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     return SamplingParams(**{"temperature": GREEDY, **suggested, **given})
-
-
-def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
-    """Add the limits of a step (lesson 5)."""
-    add_fields(parser, SchedulerConfig, STEP_OPTIONS)
 
 
 def scheduler_config(args: argparse.Namespace) -> SchedulerConfig:

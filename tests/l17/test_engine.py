@@ -18,7 +18,7 @@ from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.gpu.graphs import GraphRunner, no_graph
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.quantized.formats import FORMATS
-from mini_engine.quantized.pool_maker import RowPoolMaker
+from mini_engine.quantized.pool import RowPoolMaker
 from mini_engine.tiers.store import ALWAYS
 
 pytestmark = pytest.mark.reference  # no task is about this
