@@ -5,7 +5,6 @@ With replicas (lesson 13) or prefill workers (lesson 19), SIGHUP replaces them o
 
 import argparse
 import gc
-import importlib
 import ipaddress
 import logging
 import os
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from mini_engine.base.errors import EngineDead, UserError
+from mini_engine.base.errors import EngineDead, needing
 from mini_engine.cli.arguments import (
     STEP_OPTIONS,
     add_engine_options,
@@ -99,12 +98,7 @@ def run(args: argparse.Namespace) -> int:
     with listen(args.host, args.port) as listener:  # a bad address is reported before torch is imported
         if not is_loopback(args.host) and not config.api_keys:
             log.warning("%s can be reached from other machines, so anyone may use the model; set --api-key", args.host)
-        try:
-            importlib.import_module("mini_engine.server.app")
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith("mini_engine"):
-                raise
-            raise UserError(f"{NEEDED} ({error.name} is missing)") from None
+        needing("mini_engine.server.app", NEEDED)
         if args.replicas > 1:
             from mini_engine.distributed.replicas import front_server
 
