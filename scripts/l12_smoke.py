@@ -18,13 +18,13 @@ from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, drained, run_several
 
+from lessons.l12_tiers.compact import compact, shrink
 from mini_engine.assembly.build import build_engine
 from mini_engine.assembly.loading import load
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.cache_coordinator import cache_of
-from mini_engine.tiers.compact import compact, shrink
 from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.store import BlockStore
 

@@ -15,11 +15,12 @@ from scripts.smoke.run import Outcome, compare
 
 import torch
 
+from lessons.l4_sampler.row import Row
 from mini_engine.attention.registry import load_kernel
 from mini_engine.cli.parser import guard, whole_number
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampler import draw_tokens, process, sample
-from mini_engine.engine.sampling_params import Row, SamplingParams
+from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
 from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all

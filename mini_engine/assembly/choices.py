@@ -9,7 +9,7 @@ import weakref
 from array import array
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -27,6 +27,7 @@ from mini_engine.kv.manager import KvCacheManager
 
 if TYPE_CHECKING:
     from mini_engine.kv.connector import KvConnector
+    from mini_engine.speculation.options import Speculation
 
 
 def with_layers(model: Any, backend: str) -> Any:
@@ -67,7 +68,9 @@ def identity_of(model: Any, config: EngineConfig, dtype: torch.dtype | None = No
         return None
     from mini_engine.tiers import opening as tiers
 
-    return tiers.identity_of(model, config) if dtype is None else tiers.identity_of_stored(model, dtype, config)
+    if dtype is None:
+        return tiers.identity_of(model, config)
+    return tiers.identity(tiers.stored_digest(model, dtype), model.config, dtype, config)
 
 
 def connecting(
@@ -136,7 +139,7 @@ def decoding_of(config: EngineConfig, manager: KvCacheManager) -> Decoding:
 
     coordinator = manager.coordinator
     tree = coordinator.prefixes.tree if isinstance(coordinator, CacheCoordinator) else None
-    return speculator_of(config.speculate, tree)
+    return speculator_of(cast("Speculation", config.speculate), tree)
 
 
 def runner_of(model: Any, storage: Storage, config: EngineConfig, group: Group, capture: Any) -> Runner:

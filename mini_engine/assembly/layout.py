@@ -73,7 +73,7 @@ def pool_maker(model: Any, config: EngineConfig) -> PoolMaker:
     if config.kv_dtype == "auto":
         return PoolMaker(shape, *place, latents=has_latents)
     from mini_engine.quantized.formats import FORMATS
-    from mini_engine.quantized.pool_maker import RowPoolMaker
+    from mini_engine.quantized.pool import RowPoolMaker
 
     return RowPoolMaker(shape, *place, FORMATS[config.kv_dtype], latents=has_latents)
 
@@ -136,9 +136,8 @@ def store_of(model: Any, kv: KvPool, states: Any = None) -> Any:
 def state_kind(states: Any, pools: Pools, config: EngineConfig) -> MemoryKind:
     """Return what layers with a state bring (lesson 11)."""
     from mini_engine.hybrid.gdn_pool import PADDING_SLOT
-    from mini_engine.hybrid.graphs import SlotRows
     from mini_engine.hybrid.memory import StateMemory
-    from mini_engine.hybrid.plan import add_slots
+    from mini_engine.hybrid.plan import SlotRows, add_slots
     from mini_engine.hybrid.sizes import interval_of
 
     def companion(pools: Pools, blocks: Any) -> Any:
@@ -159,10 +158,9 @@ def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -
     """
     from mini_engine.kv.refcount import RefCountedAllocator
     from mini_engine.windows.companion import WindowCompanion
-    from mini_engine.windows.graphs import GroupRows
     from mini_engine.windows.groups import num_window_groups, places_of
     from mini_engine.windows.memory import WindowMemory
-    from mini_engine.windows.plan import add_tables
+    from mini_engine.windows.plan import GroupRows, add_tables
     from mini_engine.windows.store import with_groups
 
     def probe(meta: Any, chunks: Any) -> Any:  # no request has blocks yet: every group has those of group 0

@@ -2,6 +2,8 @@
 
 import functools
 import sys
+from importlib import import_module
+from types import ModuleType
 
 
 class UserError(ValueError):
@@ -29,6 +31,16 @@ class CacheFull(RuntimeError):
 
 class OutOfBlocks(RuntimeError):
     """A pool has fewer free blocks than were requested (Lesson 2). Nothing was changed."""
+
+
+def needing(module: str, advice: str) -> ModuleType:
+    """Return a module of ours, imported. UserError, with this advice, if a library that it needs is not installed."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("mini_engine"):
+            raise
+        raise UserError(f"{advice} ({error.name} is missing)") from None
 
 
 def first_line(error: Exception) -> str:

@@ -67,10 +67,10 @@ def refusal(name: str, value: object, wanted: str, note: str, param: str | None)
     return UserError(f"{name} is {shown(value)}; give {wanted}{remark}", param=param or name)
 
 
-def check_switch(name: str, value: object) -> None:
-    """Raise UserError unless the value is True or False."""
+def check_switch(name: str, value: object, param: str | None = None) -> None:
+    """Raise UserError, about `param` or else `name`, unless the value is True or False."""
     if type(value) is not bool:
-        raise UserError(f"{name} is {shown(value)}; give True or False", param=name)
+        raise UserError(f"{name} is {shown(value)}; give True or False", param=param or name)
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:

@@ -8,6 +8,7 @@ from mini_engine.base.values import shown
 from mini_engine.checkpoint.shipped import SHIPPED, shipped_checkpoint
 
 GGUF = "of GGUF this engine reads nothing: fetch the checkpoint it was made from, with config.json and safetensors"
+MOST_SHOWN = 200  # characters of a name in a message
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.json"]
 
 
@@ -15,7 +16,8 @@ def resolve_checkpoint(path_or_hub_id: str | Path) -> Path:
     """Return the local directory of a checkpoint: of a shipped model's name, a path, or a hub id, downloaded first."""
     if not isinstance(path_or_hub_id, str | Path) or path_or_hub_id == "":  # Path("") is the working directory
         raise UserError(f"the model is {shown(path_or_hub_id)}; give a checkpoint directory or a hub id", param="model")
-    path, name = Path(path_or_hub_id), _shortened(str(path_or_hub_id))
+    path, name = Path(path_or_hub_id), str(path_or_hub_id)
+    name = name if len(name) <= MOST_SHOWN else f"{name[:MOST_SHOWN]}…"
     try:
         if name in SHIPPED and not path.exists():
             return shipped_checkpoint(name)
@@ -31,10 +33,6 @@ def resolve_checkpoint(path_or_hub_id: str | Path) -> Path:
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(path_or_hub_id)):
         raise UserError(f"there is no directory {name}; give a checkpoint directory or a hub id (owner/name)")
     return _download(str(path_or_hub_id))
-
-
-def _shortened(name: str, most: int = 200) -> str:
-    return name if len(name) <= most else f"{name[:most]}…"
 
 
 def _download(hub_id: str) -> Path:

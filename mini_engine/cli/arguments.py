@@ -62,28 +62,18 @@ def add_fields(parser: argparse.ArgumentParser, config: type, texts: Mapping[str
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the checkpoint, its dtype and device, and for the engine."""
-    parser.add_argument(
-        "--model",
-        metavar="DIR_OR_HUB_ID",
-        help="a checkpoint, pocket-hybrid, pocket-windows or pocket-latent (default: the pocket model)",
+    add = parser.add_argument
+    what = "a checkpoint, pocket-hybrid, pocket-windows or pocket-latent (default: the pocket model)"
+    add("--model", metavar="DIR_OR_HUB_ID", help=what)
+    what = (
+        "auto, float32, bfloat16 or float16 (default: auto: on a CPU bfloat16 for a bfloat16 checkpoint if the "
+        "processor has bfloat16 products, otherwise float32)"
     )
-    parser.add_argument(
-        "--dtype",
-        choices=["auto", "float32", "bfloat16", "float16"],
-        default="auto",
-        help="auto, float32, bfloat16 or float16 (default: auto: on a CPU bfloat16 for a bfloat16 checkpoint if "
-        "the processor has bfloat16 products, otherwise float32)",
-    )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto", help=what)
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto")
     add_fields(parser, EngineConfig, ENGINE_OPTIONS)
-    parser.add_argument(
-        "--speculate",
-        type=whole_number(1),
-        nargs="?",
-        const=8,
-        metavar="K",
-        help="guess up to K tokens ahead from the text itself and verify them together (K: 8; default: no guesses)",
-    )
+    what = "guess up to K tokens ahead from the text itself and verify them together (K: 8; default: no guesses)"
+    add("--speculate", type=whole_number(1), nargs="?", const=8, metavar="K", help=what)
 
 
 def add_answer_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
@@ -95,31 +85,21 @@ def add_answer_options(parser: argparse.ArgumentParser, max_tokens: int) -> None
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     """Add the options for choosing tokens and ending an answer. Defaults: the checkpoint's, otherwise greedy."""
-    parser.add_argument(
-        "--max-tokens", type=whole_number(1), default=max_tokens, metavar="N", help="the most tokens in an answer"
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help="0 is greedy (default: from generation_config.json, as for top-k and top-p, otherwise 0)",
-    )
-    parser.add_argument("--top-k", type=whole_number(-1), metavar="K", help="keep the K best tokens (default: all)")
-    parser.add_argument("--top-p", type=float, metavar="P", help="keep the best tokens that add up to P (default: 1)")
-    parser.add_argument("--seed", type=whole_number(-(2**63)), metavar="N", help="the same seed draws the same answer")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
+    add = parser.add_argument
+    add("--max-tokens", type=whole_number(1), default=max_tokens, metavar="N", help="the most tokens in an answer")
+    what = "0 is greedy (default: from generation_config.json, as for top-k and top-p, otherwise 0)"
+    add("--temperature", type=float, metavar="T", help=what)
+    add("--top-k", type=whole_number(-1), metavar="K", help="keep the K best tokens (default: all)")
+    add("--top-p", type=float, metavar="P", help="keep the best tokens that add up to P (default: 1)")
+    add("--seed", type=whole_number(-(2**63)), metavar="N", help="the same seed draws the same answer")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
 
 
 def add_template_option(parser: argparse.ArgumentParser) -> None:
     """Add the option for variables of the chat template."""
-    parser.add_argument(
-        "--chat-template-kwargs",
-        "--default-chat-template-kwargs",
-        type=json_object,
-        default={},
-        metavar="JSON",
-        help="more variables for the chat template, such as '{\"enable_thinking\": false}'",
-    )
+    flags = ("--chat-template-kwargs", "--default-chat-template-kwargs")
+    what = "more variables for the chat template, such as '{\"enable_thinking\": false}'"
+    parser.add_argument(*flags, type=json_object, default={}, metavar="JSON", help=what)
 
 
 def sampling_params(args: argparse.Namespace, suggested: Mapping[str, Any]):
@@ -129,11 +109,6 @@ def sampling_params(args: argparse.Namespace, suggested: Mapping[str, Any]):
     names = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     return SamplingParams(**{"temperature": GREEDY, **suggested, **given})
-
-
-def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
-    """Add the limits of a step (lesson 5)."""
-    add_fields(parser, SchedulerConfig, STEP_OPTIONS)
 
 
 def scheduler_config(args: argparse.Namespace) -> SchedulerConfig:

@@ -5,7 +5,6 @@ With replicas (lesson 13) or prefill workers (lesson 19), SIGHUP replaces them o
 
 import argparse
 import gc
-import importlib
 import ipaddress
 import logging
 import os
@@ -14,16 +13,18 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from mini_engine.base.errors import EngineDead, UserError
+from mini_engine.base.errors import EngineDead, needing
 from mini_engine.cli.arguments import (
+    STEP_OPTIONS,
     add_engine_options,
-    add_scheduler_options,
+    add_fields,
     add_template_option,
     load_llm,
     model_names,
     scheduler_config,
 )
 from mini_engine.cli.parser import at_least, whole_number
+from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.text.prompts import checked_variables
 
 if TYPE_CHECKING:
@@ -55,62 +56,33 @@ NEEDED = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `serve`."""
     add_engine_options(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
-    parser.add_argument(
-        "--port", type=whole_number(0, 65535), default=8000, metavar="N", help="default: 8000; 0: a free one"
-    )
-    parser.add_argument(
-        "--model-name", metavar="NAME", help="the model's name in the API (default: its folder's name, or the hub id)"
-    )
-    parser.add_argument(
-        "--vllm-metrics", action="store_true", help="add vLLM's metric names to /metrics, for dashboards made for it"
-    )
-    parser.add_argument(
-        "--api-key",
-        action="append",
-        metavar="KEY",
-        help="repeatable; clients with different keys share no prefixes (default: $MINI_ENGINE_API_KEY, as KEY,KEY,…)",
-    )
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
+    add("--port", type=whole_number(0, 65535), default=8000, metavar="N", help="default: 8000; 0: a free one")
+    add("--model-name", metavar="NAME", help="the model's name in the API (default: its folder's name, or the hub id)")
+    add("--vllm-metrics", action="store_true", help="add vLLM's metric names to /metrics, for dashboards made for it")
+    what = "repeatable; clients with different keys share no prefixes (default: $MINI_ENGINE_API_KEY, as KEY,KEY,…)"
+    add("--api-key", action="append", metavar="KEY", help=what)
     for name, (default, text) in LIMITS.items():
         flag, text = f"--{name.replace('_', '-')}", f"{text} (default: {'never' if default is None else default})"
-        parser.add_argument(flag, type=whole_number(1), default=default, metavar="N", help=text)
-    parser.add_argument(
-        "--allow-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="let web pages from this origin use the server (CORS); repeatable, * is any",
-    )
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name to allow in the Host header, for example behind a proxy; repeatable",
-    )
+        add(flag, type=whole_number(1), default=default, metavar="N", help=text)
+    what = "let web pages from this origin use the server (CORS); repeatable, * is any"
+    add("--allow-origin", action="append", default=[], metavar="ORIGIN", help=what)
+    what = "a name to allow in the Host header, for example behind a proxy; repeatable"
+    add("--allow-host", action="append", default=[], metavar="NAME", help=what)
     add_template_option(parser)
-    add_scheduler_options(parser)
+    add_fields(parser, SchedulerConfig, STEP_OPTIONS)
     add_replica_options(parser)
 
 
 def add_replica_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for several engines behind one server (lesson 13)."""
-    parser.add_argument(
-        "--replicas",
-        type=whole_number(1, 64),
-        default=1,
-        metavar="N",
-        help="engines, each in its own process; SIGHUP replaces them one by one (default: 1, in this process)",
-    )
-    parser.add_argument(
-        "--router",
-        choices=["score", "round-robin", "default"],
-        default="score",
-        help="how a replica is chosen: by known prefix and load, in turn, or as Ray Serve does (default: score)",
-    )
-    parser.add_argument(
-        "--beta", type=at_least(0), default=0.3, metavar="X", help="weight of load in the score (default: 0.3)"
-    )
+    add = parser.add_argument
+    what = "engines, each in its own process; SIGHUP replaces them one by one (default: 1, in this process)"
+    add("--replicas", type=whole_number(1, 64), default=1, metavar="N", help=what)
+    what = "how a replica is chosen: by known prefix and load, in turn, or as Ray Serve does (default: score)"
+    add("--router", choices=["score", "round-robin", "default"], default="score", help=what)
+    add("--beta", type=at_least(0), default=0.3, metavar="X", help="weight of load in the score (default: 0.3)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -126,12 +98,7 @@ def run(args: argparse.Namespace) -> int:
     with listen(args.host, args.port) as listener:  # a bad address is reported before torch is imported
         if not is_loopback(args.host) and not config.api_keys:
             log.warning("%s can be reached from other machines, so anyone may use the model; set --api-key", args.host)
-        try:
-            importlib.import_module("mini_engine.server.app")
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith("mini_engine"):
-                raise
-            raise UserError(f"{NEEDED} ({error.name} is missing)") from None
+        needing("mini_engine.server.app", NEEDED)
         if args.replicas > 1:
             from mini_engine.distributed.replicas import front_server
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import check_switch, checked_real, checked_whole, shown
-from mini_engine.engine.grammar import ANYTHING, Grammar, Matcher, TokenMask
+from mini_engine.engine.grammar import ANYTHING, Grammar, TokenMask
 
 GREEDY = 0.0
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
@@ -179,22 +179,6 @@ class SampleRow(Protocol):
     def seed(self) -> int: ...
     @property
     def matcher(self) -> TokenMask: ...
-
-
-@dataclass
-class Row:
-    """A SampleRow on its own, for scripts and tests that have no request."""
-
-    params: SamplingParams
-    prompt_ids: Sequence[int]
-    output_ids: Sequence[int] = ()
-    stop_ids: Collection[int] = ()
-    seed: int = field(init=False)
-    matcher: Matcher = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.seed = self.params.request_seed()
-        self.matcher = self.params.grammar.matcher()
 
 
 def _seed(value: object) -> int | None:

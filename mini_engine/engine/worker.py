@@ -194,15 +194,11 @@ class EngineWorker:
 
     def abort(self, ids: Iterable[str]) -> None:
         """Abort requests before the next step and notify their readers. Ids that are not open are ignored."""
-        with self._changed:
-            self._inbox.append(partial(self._abort, list(ids)))
-            self._changed.notify()
+        self._order(partial(self._abort, list(ids)))
 
     def end_all(self, error: str) -> None:
         """End every open answer with this error, before the next step."""
-        with self._changed:
-            self._inbox.append(partial(self._fail, error))
-            self._changed.notify()
+        self._order(partial(self._fail, error))
 
     def close(self, seconds: float | None = None) -> bool:
         """End the thread after the current step. Answers still open end with an error.
@@ -232,9 +228,14 @@ class EngineWorker:
             ids = [f"answer-{next(self._numbers)}" for _ in jobs]
             answers = Answers(list(jobs), ids, mailbox, self.tokenizer, self.abort)
             self.num_open += len(jobs)
-            self._inbox.append(partial(self._open, answers, taken, time.perf_counter()))
-            self._changed.notify()
+            self._order(partial(self._open, answers, taken, time.perf_counter()))
         return answers, taken
+
+    def _order(self, command: Callable[[], None]) -> None:
+        """Have the engine thread carry out a command before its next step."""
+        with self._changed:
+            self._inbox.append(command)
+            self._changed.notify()
 
     # From here on, everything runs in the engine thread.
 

@@ -102,28 +102,16 @@ class PackedDeltaNet(FastDeltaNet):
         return step.delta_net(x, self.struct, self.gates, states, self.conv_weight, slots)
 
 
-class PackedFeedForward(nn.Module):
-    """The second half of a layer, in one call, which adds to x in place."""
-
-    def __init__(self, layer: DecoderLayer, matrix: Join, step: NativeStep) -> None:
-        super().__init__()
-        mlp = layer.mlp
-        self.norm, self.step = FastZeroCentredNorm(layer.post_attention_layernorm), step
-        self.gate, self.up, self.down = matrix(mlp.gate_proj), matrix(mlp.up_proj), matrix(mlp.down_proj)
-        self.struct = half_of(self.norm, first=self.gate, second=self.up, last=self.down)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.step.feed_forward(x, self.struct)
-
-
 class PackedHybridLayer(nn.Module):
-    """A decoder layer in two halves: mixer and feed-forward."""
+    """A decoder layer in two halves: mixer, and feed-forward in one call."""
 
     def __init__(self, layer: DecoderLayer, matrix: Join, step: NativeStep) -> None:
         super().__init__()
         fast: Any = PackedDeltaNet if isinstance(layer.mixer, GatedDeltaNet) else FastGatedAttention
         self.mixer = fast(layer.mixer, FastZeroCentredNorm(layer.input_layernorm), matrix)
-        self.feed_forward = PackedFeedForward(layer, matrix, step)
+        self.norm, self.step, mlp = FastZeroCentredNorm(layer.post_attention_layernorm), step, layer.mlp
+        self.gate, self.up, self.down = matrix(mlp.gate_proj), matrix(mlp.up_proj), matrix(mlp.down_proj)
+        self.struct = half_of(self.norm, first=self.gate, second=self.up, last=self.down)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridKv, meta: Any, rows: Tensor | None = None
@@ -133,6 +121,10 @@ class PackedHybridLayer(nn.Module):
         else:
             x = x + self.mixer.out(self.mixer(x, cos, sin, kv, meta))
         return self.feed_forward(x if rows is None else x[rows])
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Add the output of the feed-forward block to x `[T, hidden_size]`, in place."""
+        return self.step.feed_forward(x, self.struct)
 
 
 def half_of(norm: FastZeroCentredNorm, **linears: nn.Module) -> Half:

@@ -26,7 +26,7 @@ from mini_engine.model.decoder import Decoder, DecoderLayer
 from mini_engine.model.kinds import FULL
 from mini_engine.model.layers import Linear
 from mini_engine.model.qwen3 import KvStore
-from mini_engine.model.rope import RotaryEmbedding
+from mini_engine.model.rope import RotaryEmbedding, apply_rope
 
 
 class HybridStore(KvStore, Protocol):
@@ -94,9 +94,7 @@ class GatedAttention(nn.Module):
 def partial_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first dimensions of each head, as many as cos and sin have; the rest pass. x `[T, H, D]`."""
     turned, rest = x.split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), dim=-1)
-    first, second = turned.chunk(2, dim=-1)
-    turned = turned * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
-    return torch.cat((turned, rest), dim=-1)
+    return torch.cat((apply_rope(turned, cos, sin), rest), dim=-1)
 
 
 class GatedDeltaNet(nn.Module):

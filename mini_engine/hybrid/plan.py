@@ -1,4 +1,4 @@
-"""Lesson 11. Plans a step for a hybrid model: lesson 5's plan, and the state slot of every request."""
+"""Lesson 11. Plans a step for a hybrid model, lesson 10's captured ones too: its plan and each request's state slot."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -8,6 +8,8 @@ from torch import Tensor
 
 from mini_engine.engine.runner import int64
 from mini_engine.engine.scheduler import Chunk
+from mini_engine.gpu.staging import Table
+from mini_engine.hybrid.gdn_pool import PADDING_SLOT
 from mini_engine.hybrid.store import HybridMeta, Run, Stage
 from mini_engine.kv.block_tensor import ForwardMeta
 
@@ -56,3 +58,27 @@ def with_states(meta: ForwardMeta, slots: Sequence[Sequence[int]], lengths: Sequ
 def tensor(values: Sequence[int], device: torch.device) -> Tensor:
     """Return `values` as int64 on the device."""
     return int64(values).to(device) if values else torch.zeros(0, dtype=torch.int64, device=device)
+
+
+class SlotRows:
+    """The state slot of each row. Padding rows advance the state in slot 0, which is never handed out.
+
+    Args:
+        slots_of: returns a running request's slots for its id, its own first.
+    """
+
+    def __init__(self, slots_of: SlotsOf) -> None:
+        self.slots_of = slots_of
+
+    def tables(self, max_rows: int, max_blocks: int) -> list[Table]:
+        """Return one tensor's shape and dtype: a slot for each row."""
+        return [Table((max_rows,), torch.int64)]
+
+    def fill(self, tensors: Sequence[Tensor], chunks: Sequence[Chunk], meta: ForwardMeta, size: int) -> None:
+        """Copy in the slots, padding included."""
+        slots = [self.slots_of(chunk.request.id)[0] for chunk in chunks]
+        tensors[0][:size].copy_(int64(slots + [PADDING_SLOT] * (size - len(slots))))
+
+    def complete(self, meta: ForwardMeta, tensors: Sequence[Tensor], size: int) -> HybridMeta:
+        """Add the slots to a plan of decode rows."""
+        return HybridMeta(**vars(meta), single_rows=None, single_slots=tensors[0][:size])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -80,13 +81,7 @@ class HybridKv(StoreAround):
         Returns:
             `[T, H_v, D_v]` in the dtype of `qkv`.
         """
-
-        def step(qkv: Tensor, g: Tensor, beta: Tensor, sources: Tensor, slots: Tensor) -> Tensor:
-            return self._step(layer, qkv, g, beta, conv_weight, sources, slots)
-
-        def run(qkv: Tensor, g: Tensor, beta: Tensor, slot: int) -> Tensor:
-            return self._run(layer, qkv, g, beta, conv_weight, slot)
-
+        step, run = (partial(advance, layer, conv_weight) for advance in (self._step, self._run))
         return each_sequence(meta, (qkv, g, beta), self.states.value_shape, step, run)
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, meta: HybridMeta) -> Tensor:
@@ -112,7 +107,7 @@ class HybridKv(StoreAround):
         return each_sequence(meta, (x,), x.shape[1:], step, run)
 
     def _step(
-        self, layer: int, qkv: Tensor, g: Tensor, beta: Tensor, conv_weight: Tensor, sources: Tensor, slots: Tensor
+        self, layer: int, conv_weight: Tensor, qkv: Tensor, g: Tensor, beta: Tensor, sources: Tensor, slots: Tensor
     ) -> Tensor:
         """Advance each of the states in `sources` by one token; the results go to `slots`."""
         recurrent, conv = self.states.get_layer_state(layer)
@@ -125,7 +120,7 @@ class HybridKv(StoreAround):
         recurrent.index_copy_(0, slots, state)
         return out.to(qkv.dtype)
 
-    def _run(self, layer: int, qkv: Tensor, g: Tensor, beta: Tensor, conv_weight: Tensor, slot: int) -> Tensor:
+    def _run(self, layer: int, conv_weight: Tensor, qkv: Tensor, g: Tensor, beta: Tensor, slot: int) -> Tensor:
         """Advance the state in `slot` by several tokens."""
         recurrent, conv = self.states.get_layer_state(layer)
         window, kept = advance_conv(conv[slot], qkv)

@@ -2,7 +2,3 @@
 
 README.md in this folder says how it was trained and how good it is.
 """
-
-from pathlib import Path
-
-POCKET_LATENT_DIR = Path(__file__).resolve().parent

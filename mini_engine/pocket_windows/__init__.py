@@ -2,7 +2,3 @@
 
 Four of six layers see 23 tokens. It was not trained that way but still writes sentences; README.md says how good it is.
 """
-
-from pathlib import Path
-
-POCKET_WINDOWS_CONFIG = Path(__file__).resolve().parent / "config.json"

@@ -2,16 +2,18 @@
 
 K and V are rounded once, when they are written. The layout is lesson 3's, `[num_blocks, block_size, H_kv, row]`, with
 rows in place of vectors, so blocks are copied, moved and kept in the tiers as before. Answers are close to those of
-full
-precision, but not the same: `bench.py kv_dtype` measures how close.
+full precision, but not the same: `bench.py kv_dtype` measures how close.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mini_engine.attention.registry import load_kernel
 from mini_engine.kv.block_tensor import KvPool, KvShape, PoolShape
+from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.quantized.formats import RowFormat
 
 
@@ -63,3 +65,27 @@ def stored(config: PoolShape, rows: RowFormat) -> KvShape:
 def bytes_per_token(config: PoolShape, rows: RowFormat) -> int:
     """Return the bytes of one token's K and V in all layers: 2 * H_kv * row_bytes(D) * layers."""
     return stored(config, rows).kv_bytes_per_token(rows.dtype)
+
+
+class RowPoolMaker(PoolMaker):
+    """Makes a RowKvPool.
+
+    Args:
+        config, dtype, device, cache: as in lesson 5. rows: the format.
+    """
+
+    def __init__(
+        self, config: PoolShape, dtype: torch.dtype, device: torch.device, rows: RowFormat, **cache: Any
+    ) -> None:
+        super().__init__(config, dtype, device, **cache)
+        self.rows = rows
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The bytes that a pool needs for one token, scales included."""
+        return bytes_per_token(self.config, self.rows)
+
+    def make(self, num_blocks: int, block_size: int, kernel: str) -> RowKvPool:
+        """Return a pool of rows. Kernels have the names of lessons 3 and 16; UserError if there is no such kernel."""
+        attend = load_kernel(kernel, self.device, self.dtype, self.rows.name, **self.cache)
+        return RowKvPool(self.rows, self.config, num_blocks, block_size, attend, self.device)

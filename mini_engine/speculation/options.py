@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from mini_engine.base.errors import UserError
-from mini_engine.base.values import shown
+from mini_engine.base.values import check_switch, checked_whole
 
 MAX_DRAFTS = 64
 
@@ -29,17 +28,9 @@ class Speculation:
     use_tree: bool = False
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("max_drafts", 1, MAX_DRAFTS),
-            ("min_ngram", 1, self.max_ngram),
-            ("max_rows", 1, None),
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or value < least or (most is not None and value > most):
-                span = f"of {least} or more" if most is None else f"from {least} to {most}"
-                raise UserError(f"{name} is {shown(value)}; give a whole number {span}", param="speculate")
-        if type(self.use_tree) is not bool:
-            raise UserError(f"use_tree is {shown(self.use_tree)}; give True or False", param="speculate")
+        for name, most in (("max_drafts", MAX_DRAFTS), ("min_ngram", self.max_ngram), ("max_rows", None)):
+            checked_whole(name, getattr(self, name), 1, most, param="speculate")
+        check_switch("use_tree", self.use_tree, param="speculate")
 
     @classmethod
     def of(cls, speculate: "int | Speculation") -> "Speculation":

@@ -25,17 +25,12 @@ from mini_engine.speculation.verify import DraftChunk, num_emitted, sample_rows,
 log = logging.getLogger(__name__)
 
 
-def speculator_of(speculate: int | Speculation, tree: RadixTree | None) -> "Speculator":
+def speculator_of(speculation: Speculation, tree: RadixTree | None) -> "Speculator":
     """Return the Decoding of one engine: prompt lookup, after the tree if that is asked for.
 
     Args:
-        speculate: the settings, or the most tokens to guess in a step.
         tree: the manager's; None without prefix caching.
-
-    Raises:
-        UserError: a setting is out of range.
     """
-    speculation = Speculation.of(speculate)
     lookup = LookupDrafter(speculation)
     if tree is None or not speculation.use_tree:
         return Speculator(speculation, lookup)

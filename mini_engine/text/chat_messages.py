@@ -1,8 +1,7 @@
 """Lesson 6. A conversation's messages as chat templates expect them.
 
 A template sees every key of a message, as with transformers' `apply_chat_template`: also `name`, `tool_call_id` and
-keys
-that only this template knows. Differences between clients are normalized first: arguments of calls come as a JSON
+keys that only this template knows. Differences between clients are normalized first: arguments of calls come as a JSON
 string or as an object, a content may be missing or in parts, and reasoning has three names.
 """
 

@@ -1,8 +1,7 @@
 """Lesson 6. Chat templates render a conversation as text in the form that the checkpoint was trained on.
 
 A template is a small Jinja program in the checkpoint. It is untrusted code, so it runs in Jinja's sandbox, with the
-same
-settings, functions and extensions as in transformers: both render the same text.
+same settings, functions and extensions as in transformers: both render the same text.
 """
 
 from collections.abc import Mapping, Sequence

@@ -56,11 +56,6 @@ def identity_of(model: CausalLM, config: EngineConfig) -> Identity:
     return identity(weights_digest(model), model.config, model.dtype, config)
 
 
-def identity_of_stored(stored: Stored, dtype: torch.dtype, config: EngineConfig) -> Identity:
-    """Return the same for a model of which each process loads a part (lesson 18)."""
-    return identity(stored_digest(stored, dtype), stored.config, dtype, config)
-
-
 def identity(digest: str, shape: Any, dtype: torch.dtype, config: EngineConfig) -> Identity:
     """Return the identity of records. digest: of all weights. shape: the whole model's config."""
     kv_dtype = str(dtype).removeprefix("torch.") if config.kv_dtype == "auto" else config.kv_dtype

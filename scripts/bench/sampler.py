@@ -5,8 +5,9 @@ from scripts.bench.turns import Timing, take_turns
 
 import torch
 
+from lessons.l4_sampler.row import Row
 from mini_engine.engine.sampler import draw, sample, uniform
-from mini_engine.engine.sampling_params import Row, SamplingParams
+from mini_engine.engine.sampling_params import SamplingParams
 
 ROWS = 8
 VOCAB = 151_936

@@ -11,6 +11,7 @@ from scripts.bench.turns import take_turns
 
 import torch
 
+from lessons.l12_tiers.compact import compact
 from mini_engine.attention.registry import load_kernel
 from mini_engine.checkpoint.config import DTYPES, Qwen3Config
 from mini_engine.engine.request import Request
@@ -20,7 +21,6 @@ from mini_engine.engine.scheduler import Chunk
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.tiers.compact import compact
 
 SCATTERED, WISH = 2048, 64  # blocks in a pool full of holes, and of a request to place there
 

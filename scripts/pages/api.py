@@ -204,7 +204,6 @@ PARTS = (
             *entries("tiers/connector.py", "TierConnector"),
             *entries("tiers/companions.py", "Companion"),
             *entries("tiers/states.py", "StateCompanion"),
-            *entries("tiers/compact.py", "compact", "shrink"),
         ),
     ),
     Part(

@@ -60,7 +60,6 @@ LAYERS = (
             "distributed.tensor_parallel",
             "speculation",
             "windows.plan",
-            "windows.graphs",
         ),
     ),
     Layer(

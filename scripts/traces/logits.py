@@ -6,8 +6,9 @@ from scripts.traces.tape import Tape, ask, plural
 
 import torch
 
+from lessons.l4_sampler.row import Row
 from mini_engine.engine.sampler import FILTERS, PENALTIES, choose, process, uniform
-from mini_engine.engine.sampling_params import Row, SamplingParams
+from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.kv.no_cache import NoCache, Recompute
 
 PROMPT = "This is the word. The"

@@ -16,10 +16,11 @@ from scripts.website.browser import DESKTOP, PHONE, visiting
 import pytest
 import torch
 
+from lessons.l4_sampler.row import Row
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.distributed.routing.policy import PrefixScore
 from mini_engine.engine.sampler import process
-from mini_engine.engine.sampling_params import Row, SamplingParams
+from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.hybrid.memory import StateMemory
 from mini_engine.hybrid.track_slots import TrackSlots
 from mini_engine.kv.cache_coordinator import coordinated

@@ -63,7 +63,7 @@ def test_the_cpp_step_equals_torch_s(family, wider, dtype, close):
     others = [0, 2, 3, 5]
     before = fast.states.recurrent_state[:, others].clone()
     for _ in range(3):
-        want, got = (s._step(layer, wide[:, : config.conv_dim], g, beta, weight, slots, slots) for s in (ours, fast))
+        want, got = (s._step(layer, weight, wide[:, : config.conv_dim], g, beta, slots, slots) for s in (ours, fast))
         assert torch.allclose(want.float(), got.float(), atol=close, rtol=close)
     assert torch.equal(ours.states.conv_state, fast.states.conv_state), "the last inputs are kept as they are"
     assert torch.allclose(ours.states.recurrent_state, fast.states.recurrent_state, atol=close, rtol=close)
@@ -79,10 +79,10 @@ def test_a_sequence_gets_the_same_bits_in_any_batch(dtype):
     qkv = torch.randn(5, config.conv_dim, dtype=dtype)
     g, beta = -torch.rand(5, config.linear_num_value_heads), torch.rand(5, config.linear_num_value_heads)
     weight = torch.randn(config.conv_dim, config.linear_conv_kernel_dim, dtype=dtype)
-    together = batched._step(0, qkv, g, beta, weight, slots, slots)
+    together = batched._step(0, weight, qkv, g, beta, slots, slots)
     for i in range(5):
         one = slice(i, i + 1)
-        out = alone._step(0, qkv[one], g[one], beta[one], weight, slots[one], slots[one])
+        out = alone._step(0, weight, qkv[one], g[one], beta[one], slots[one], slots[one])
         assert torch.equal(out[0], together[i]), "a neighbour in the batch changed a sequence's output"
     assert torch.equal(alone.states.recurrent_state, batched.states.recurrent_state)
 
@@ -146,7 +146,7 @@ def test_a_foreign_slot_is_refused_before_anything_is_written():
     with pytest.raises(ValueError):
         weight = torch.randn(config.conv_dim, config.linear_conv_kernel_dim)
         qkv = torch.randn(2, config.conv_dim)
-        fast._step(0, qkv, torch.zeros(2, heads), torch.zeros(2, heads), weight, *[torch.tensor([1, 7])] * 2)
+        fast._step(0, weight, qkv, torch.zeros(2, heads), torch.zeros(2, heads), *[torch.tensor([1, 7])] * 2)
     assert torch.equal(fast.states.recurrent_state, before)
 
 

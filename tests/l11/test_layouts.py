@@ -9,10 +9,12 @@ from safetensors.torch import load_file, save_file
 
 from mini_engine import LLM, SamplingParams
 from mini_engine.base.errors import UserError
+from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.hybrid.hybrid_config import HybridConfig
-from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
 from tests.support import hf_greedy, refused
+
+POCKET_HYBRID_DIR = shipped_checkpoint("pocket-hybrid")
 
 pytestmark = pytest.mark.reference  # about files, not about a task
 

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from mini_engine import LLM, SamplingParams
+from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
-from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
 from tests.support import hf_greedy
+
+POCKET_HYBRID_DIR = shipped_checkpoint("pocket-hybrid")
 
 pytestmark = pytest.mark.reference  # about the shipped model, not about a task
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from lessons.l12_tiers.compact import compact, moves, nodes
 from mini_engine.kv.cache_coordinator import caching_manager
-from mini_engine.tiers.compact import compact, moves, nodes
 from tests.l12.cells import BLOCKS, SIZE, Cells, digests
 
 pytestmark = pytest.mark.task(4)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from lessons.l12_tiers.compact import compact, shrink
 from mini_engine.__main__ import main
 from mini_engine.assembly.build import build_engine
 from mini_engine.assembly.loading import load
@@ -14,7 +15,6 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.gpu.graphs import GraphRunner
 from mini_engine.kv.block_table import NULL_BLOCK
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.tiers.compact import compact, shrink
 from mini_engine.tiers.opening import digest_of
 
 PROMPTS = [[(7 * i * start + i) % 500 + 20 for i in range(40)] for start in (1, 2, 3)]

@@ -15,12 +15,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from lessons.l12_tiers.compact import compact, nodes
 from mini_engine.base.errors import OutOfBlocks
 from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
 from mini_engine.tiers.break_even import BreakEven
-from mini_engine.tiers.compact import compact, nodes
 from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.records import Kind, Record

@@ -10,11 +10,13 @@ from mini_engine import LLM, SamplingParams
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint import shipped
 from mini_engine.checkpoint.directory import resolve_checkpoint
+from mini_engine.checkpoint.shipped import PACKAGE
 from mini_engine.families.qwen3 import load_model
 from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
-from mini_engine.pocket_windows import POCKET_WINDOWS_CONFIG
 from mini_engine.windows.window_config import WindowConfig
 from tests.support import hf_greedy
+
+POCKET_WINDOWS_CONFIG = PACKAGE / "pocket_windows/config.json"
 
 pytestmark = pytest.mark.reference  # about the shipped model, not about a task
 NEW = 12

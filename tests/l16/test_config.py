@@ -13,8 +13,9 @@ from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.families.deepseek import FAMILY as DEEPSEEK
 from mini_engine.families.qwen3 import load_model
 from mini_engine.latents.latent_config import LatentConfig
-from mini_engine.pocket_latent import POCKET_LATENT_DIR
 from tests.support import refused
+
+POCKET_LATENT_DIR = shipped_checkpoint("pocket-latent")
 
 pytestmark = pytest.mark.reference
 EMBEDDING = "model.embed_tokens.weight"

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from mini_engine import LLM, SamplingParams
+from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.latents.latent_config import LatentConfig
 from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
-from mini_engine.pocket_latent import POCKET_LATENT_DIR
 from tests.support import hf_greedy
+
+POCKET_LATENT_DIR = shipped_checkpoint("pocket-latent")
 
 pytestmark = pytest.mark.reference  # about the shipped model, not about a task
 

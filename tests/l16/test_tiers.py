@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from lessons.l12_tiers.compact import compact, shrink
 from mini_engine.latents.model import latent_model
-from mini_engine.tiers.compact import compact, shrink
 from mini_engine.tiers.store import ALWAYS
 from tests.l16.models import (
     BLOCK,

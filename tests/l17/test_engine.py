@@ -7,6 +7,7 @@ from scripts.bench.kv_quality import heavy_tailed
 import pytest
 import torch
 
+from lessons.l12_tiers.compact import compact, shrink
 from mini_engine.__main__ import main
 from mini_engine.assembly.build import build_engine
 from mini_engine.assembly.loading import load
@@ -17,8 +18,7 @@ from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.gpu.graphs import GraphRunner, no_graph
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.quantized.formats import FORMATS
-from mini_engine.quantized.pool_maker import RowPoolMaker
-from mini_engine.tiers.compact import compact, shrink
+from mini_engine.quantized.pool import RowPoolMaker
 from mini_engine.tiers.store import ALWAYS
 
 pytestmark = pytest.mark.reference  # no task is about this

@@ -4,12 +4,14 @@ import pytest
 
 from mini_engine.assembly.build import build_engine
 from mini_engine.assembly.loading import load
+from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
 from tests.l18.ranks import Wire, engine_over, follow, started
 from tests.l18.test_parallel import OPTIONS, PROMPTS, nightly
 from tests.l18.test_steps import NotingHybrid, check_states, hybrid
+
+POCKET_HYBRID_DIR = shipped_checkpoint("pocket-hybrid")
 
 pytestmark = pytest.mark.reference
 

@@ -5,13 +5,15 @@ import pytest
 from mini_engine import LLM
 from mini_engine.assembly.build import build_engine
 from mini_engine.assembly.loading import load
+from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
 from tests.l18.ranks import engine_over, started
 from tests.l18.test_parallel import OPTIONS, PROMPTS, answers, nightly
+
+POCKET_HYBRID_DIR = shipped_checkpoint("pocket-hybrid")
 
 
 @nightly

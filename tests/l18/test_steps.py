@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 import torch
 
+from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.distributed.tensor_parallel.messages import Call, PoolSize
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import Step
@@ -14,8 +15,9 @@ from mini_engine.families.qwen3 import load_model
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
 from tests.l18.ranks import Wire, engine_over, follow, part
+
+POCKET_HYBRID_DIR = shipped_checkpoint("pocket-hybrid")
 
 OPTIONS = {"num_blocks": 40, "block_size": 8}
 PROMPTS = [[5, 9, 11, 30] * 4, [7], [5, 9, 11, 30] * 3 + [8]]

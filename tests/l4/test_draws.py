@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from lessons.l4_sampler.row import Row
 from mini_engine.engine import sampler
 from mini_engine.engine.sampler import draw, draw_tokens, process, sample, uniform
-from mini_engine.engine.sampling_params import Row, SamplingParams
+from mini_engine.engine.sampling_params import SamplingParams
 
 
 def numbers(*values):

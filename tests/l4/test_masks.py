@@ -6,8 +6,9 @@ import random
 import pytest
 import torch
 
+from lessons.l4_sampler.row import Row
 from mini_engine.engine.masks import add_bias, apply_grammar_mask
-from mini_engine.engine.sampling_params import Row, SamplingParams
+from mini_engine.engine.sampling_params import SamplingParams
 
 NEVER = float("-inf")
 

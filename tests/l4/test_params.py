@@ -5,8 +5,9 @@ import math
 
 import pytest
 
+from lessons.l4_sampler.row import Row
 from mini_engine.base.errors import UserError
-from mini_engine.engine.sampling_params import Row, SamplingParams
+from mini_engine.engine.sampling_params import SamplingParams
 from tests.support import refused
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from lessons.l4_sampler.row import Row
 from mini_engine.engine.sampler import process
-from mini_engine.engine.sampling_params import Row, SamplingParams
+from mini_engine.engine.sampling_params import SamplingParams
 from tests.support import both, some_ids
 
 FAMILY = "two, tied, wide heads"

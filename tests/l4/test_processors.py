@@ -5,9 +5,10 @@ import torch
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
+from lessons.l4_sampler.row import Row
 from mini_engine.engine import processors
 from mini_engine.engine.sampler import draw_tokens, uniform
-from mini_engine.engine.sampling_params import Row, SamplingParams
+from mini_engine.engine.sampling_params import SamplingParams
 
 NEVER = float("-inf")
 ROUNDING = 1e-6  # x * p and x / (1 / p) in float32 differ by up to 1.2e-7 of the value

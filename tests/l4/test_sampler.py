@@ -9,10 +9,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lessons.l4_sampler.row import Row
 from mini_engine.engine import sampler
 from mini_engine.engine.sampled import NO_TOKEN
 from mini_engine.engine.sampler import FILTERS, PENALTIES, choose, process, sample
-from mini_engine.engine.sampling_params import Row, SamplingParams
+from mini_engine.engine.sampling_params import SamplingParams
 from tests.support import OneOf, refused
 
 NEVER = float("-inf")

@@ -8,9 +8,8 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 
-from mini_engine.base.errors import UserError
+from mini_engine.base.errors import needing
 from mini_engine.base.signals import handling
 from mini_engine.cli.arguments import tokenizer_of
 from mini_engine.distributed.replicas.cluster import Cluster
@@ -29,7 +28,7 @@ NEEDED = (
 
 def run(args: argparse.Namespace, config: ServerConfig, listener: socket.socket) -> int:
     """Serve until a signal arrives. Returns 0 once everything has drained or been cut off in time."""
-    fleets = needs_ray()
+    fleets = needing("mini_engine.distributed.replicas.fleet", NEEDED)
     waiting = -(-config.max_waiting // args.replicas)
     fleet_config = fleets.FleetConfig(args.replicas, waiting, args.router, args.beta, config.grace_seconds)
     tokenizer = tokenizer_of(args.model)
@@ -47,17 +46,6 @@ def run(args: argparse.Namespace, config: ServerConfig, listener: socket.socket)
             DrainingServer(app, config.grace_seconds).run([listener])
         restart.running.acquire()  # one that is under way ends before Ray does
     return 0
-
-
-def needs_ray() -> ModuleType:
-    """Return the module `fleet`; UserError if Ray is not installed."""
-    try:
-        from mini_engine.distributed.replicas import fleet
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("mini_engine"):
-            raise
-        raise UserError(f"{NEEDED} ({error.name} is missing)") from None
-    return fleet
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Lesson 12. Its page, its tasks, and compaction."""

@@ -1,0 +1,1 @@
+"""Lesson 4. Its page, its tasks, and a row without a request."""
