@@ -6,7 +6,7 @@ return_token_ids, include_stop_str_in_output, structured_outputs.
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr
 
@@ -18,16 +18,12 @@ from mini_engine.server.fields import (
     TOKEN_ID,
     Bias,
     Body,
-    Flag,
     Ids,
-    Number,
-    Only,
     Stop,
     StopIds,
-    Text,
-    Whole,
     at_most,
     between,
+    harmless,
     in_one_sentence,
     shown,
 )
@@ -49,9 +45,9 @@ class Conversation(NamedTuple):
 
 Prompt = str | list[int] | Conversation
 OneOrMorePrompts = Annotated[
-    Text
+    str
     | Ids
-    | Annotated[list[Text], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+    | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
     | Annotated[list[Ids], Field(fail_fast=True, max_length=MAX_PROMPTS)],
     in_one_sentence(f"give a text, a list of token ids, or a list of either, at most {MAX_PROMPTS}"),
 ]
@@ -64,9 +60,9 @@ class StreamOptions(Body):
     include_obfuscation: accepted and ignored; it asks for padding that hides how long each piece of text is.
     """
 
-    include_usage: Flag = False
-    continuous_usage_stats: Flag = False
-    include_obfuscation: Flag = False
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
 
 
 class Labelled(Body):
@@ -78,16 +74,16 @@ class Labelled(Body):
     cache_salt: share prefixes only with requests of the same salt (lesson 8); the name is vLLM's.
     """
 
-    model: Text | None = None
-    stream: Flag = False
-    cache_salt: Text | None = None
-    user: Text | None = None
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
-    request_id: Text | None = None
-    reasoning_effort: Text | None = None
-    verbosity: Text | None = None
-    service_tier: Annotated[Text, Only("auto", "default")] = "auto"
+    model: str | None = None
+    stream: bool = False
+    cache_salt: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    request_id: str | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    service_tier: Annotated[Literal["auto", "default"], harmless] = "auto"
 
 
 class Sampling(Labelled, Guided):
@@ -98,31 +94,31 @@ class Sampling(Labelled, Guided):
     Accepted only with a value that changes nothing: store, service_tier, best_of, skip_special_tokens (vLLM's name).
     """
 
-    temperature: Annotated[Number, between("temperature")] = 1.0
-    top_p: Annotated[Number, between("top_p")] = 1.0
-    top_k: Annotated[Whole, shown(minimum=-1)] = 0
-    min_p: Annotated[Number, between("min_p")] = 0.0
-    repetition_penalty: Annotated[Number, between("repetition_penalty")] = 1.0
-    presence_penalty: Annotated[Number, between("presence_penalty")] = 0.0
-    frequency_penalty: Annotated[Number, between("frequency_penalty")] = 0.0
-    seed: Annotated[Whole, shown(minimum=MIN_SEED, maximum=MAX_SEED)] | None = None
-    max_tokens: Annotated[Whole, shown(minimum=0)] | None = None
-    min_tokens: Annotated[Whole, shown(minimum=0)] = 0
+    temperature: Annotated[float, between("temperature")] = 1.0
+    top_p: Annotated[float, between("top_p")] = 1.0
+    top_k: Annotated[int, shown(minimum=-1)] = 0
+    min_p: Annotated[float, between("min_p")] = 0.0
+    repetition_penalty: Annotated[float, between("repetition_penalty")] = 1.0
+    presence_penalty: Annotated[float, between("presence_penalty")] = 0.0
+    frequency_penalty: Annotated[float, between("frequency_penalty")] = 0.0
+    seed: Annotated[int, shown(minimum=MIN_SEED, maximum=MAX_SEED)] | None = None
+    max_tokens: Annotated[int, shown(minimum=0)] | None = None
+    min_tokens: Annotated[int, shown(minimum=0)] = 0
     stop: Stop = Field([])
     stop_token_ids: StopIds = Field([])
     logit_bias: Annotated[
         dict[str, Bias], Field(max_length=MAX_IDS), shown(propertyNames=TOKEN_ID), at_most(MAX_IDS)
     ] = Field({})
-    include_stop_str_in_output: Flag = False
-    ignore_eos: Flag = False
-    n: Annotated[Whole, Field(ge=1, le=MAX_N)] = 1
-    echo: Flag = False
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    echo: bool = False
     stream_options: StreamOptions = StreamOptions()
-    return_token_ids: Flag = False
+    return_token_ids: bool = False
     metadata: JsonObject = Field({})
-    store: Annotated[Flag, Only(False)] = False
-    best_of: Annotated[Whole, Only(1)] = 1
-    skip_special_tokens: Annotated[Flag, Only(True)] = True
+    store: Annotated[Literal[False], harmless] = False
+    best_of: Annotated[Literal[1], harmless] = 1
+    skip_special_tokens: Annotated[Literal[True], harmless] = True
     _longest: int | None = PrivateAttr(None)  # a chat answer, as suggested by the checkpoint
 
     def advised(self, suggested: Mapping[str, Any]) -> Self:
@@ -203,8 +199,8 @@ class CompletionRequest(Sampling):
     """POST /v1/completions: prompts to continue."""
 
     prompt: OneOrMorePrompts
-    logprobs: Annotated[Whole, shown(minimum=0, maximum=MAX_LOGPROBS)] | None = None
-    suffix: Annotated[Text, Only("")] = ""
+    logprobs: Annotated[int, shown(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    suffix: Annotated[Literal[""], harmless] = ""
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:

@@ -22,7 +22,6 @@ from mini_engine.server.errors import ApiError
 from mini_engine.server.middleware import TENANT
 from mini_engine.server.protocol import Sampling
 from mini_engine.server.reply import Reply
-from mini_engine.server.responses import ResponsesReply
 from mini_engine.server.server_config import ServerConfig
 from mini_engine.server.sse import EventStream
 from mini_engine.server.tokenizing import PromptEncoder
@@ -56,7 +55,7 @@ class Scraped(Protocol):
     async def scrape(self) -> bytes: ...
 
 
-Replying = Callable[[Sampling, str, Answers], Reply | ResponsesReply]
+Replying = Callable[[Sampling, str, Answers], Reply]
 
 
 class Service:

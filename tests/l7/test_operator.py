@@ -192,7 +192,7 @@ def test_an_encoded_body_is_refused_by_name(server: Service, coding):
 )
 def test_half_a_character_in_a_name_is_the_reason(server: Service, body, path):
     found = server.post(path, body)
-    assert found.status == 400 and "character" in found.body["error"]["message"], found
+    assert found.status == 400 and "hex escape" in found.body["error"]["message"], found
 
 
 def test_a_whole_character_in_two_halves_is_a_name(server: Service):
