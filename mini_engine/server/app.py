@@ -21,7 +21,7 @@ from mini_engine.server.middleware import OURS, Drain
 from mini_engine.server.protocol import CompletionRequest
 from mini_engine.server.reply import Reply
 from mini_engine.server.reply_formats import ChatFormat, CompletionFormat
-from mini_engine.server.responses import ResponsesReply, TypedEvents
+from mini_engine.server.responses import ResponsesReply
 from mini_engine.server.responses_protocol import ResponsesRequest
 from mini_engine.server.server_config import ServerConfig
 from mini_engine.server.service import Service
@@ -78,7 +78,7 @@ class ServerApp:
 
 def create_app(worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> ServerApp:
     """Return the app behind its middleware."""
-    return ServerApp(Service(worker, config, metrics))
+    return ServerApp(Service(worker, config, metrics.scrape))
 
 
 def add_answers(app: FastAPI, service: Service, bodies: BodyReader) -> None:
@@ -102,7 +102,7 @@ def add_answers(app: FastAPI, service: Service, bodies: BodyReader) -> None:
     async def responses(request: Request) -> Response:
         """Answer a conversation in the form of OpenAI's Responses API."""
         asked = await bodies.read(request, ResponsesRequest)
-        return await service.answer(partial(ResponsesReply, asked), asked.as_chat, request, TypedEvents)
+        return await service.answer(partial(ResponsesReply, asked), asked.as_chat, request)
 
 
 def add_models(app: FastAPI, service: Service) -> None:
@@ -141,5 +141,5 @@ def add_health(app: FastAPI, service: Service, drain: Drain, traffic: Callable[[
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return metrics in Prometheus' text format."""
-        text = await service.metrics.scrape() + traffic()
+        text = await service.scrape() + traffic()
         return Response(text, media_type="text/plain; version=0.0.4")

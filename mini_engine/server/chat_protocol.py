@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mini_engine.base.errors import UserError
@@ -42,33 +42,27 @@ class TextPart(Body):
     cache_control: JsonObject = Field({})
 
 
-class FunctionCall(Body):
+class FunctionCall(Body, extra="allow"):
     """The function that the assistant called. `arguments`: a JSON string, or an object. Templates see other keys."""
-
-    model_config = ConfigDict(extra="allow")
 
     name: Name
     arguments: Annotated[str | JsonObject, in_one_sentence("give an object, or a JSON string")] = ""
 
 
-class ToolCall(Body):
+class ToolCall(Body, extra="allow"):
     """A call in a message of the assistant. The template sees other keys, such as `index`, which streams add."""
-
-    model_config = ConfigDict(extra="allow")
 
     id: str = ""
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class Message(Shown):
+class Message(Shown, extra="allow"):
     """One turn of a conversation.
 
     The checkpoint's template sees all of it, including keys that are not named here. A reasoning model's thoughts
     before its answer are in `reasoning_content` or `reasoning`. Accepted and ignored: cache_control.
     """
-
-    model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[

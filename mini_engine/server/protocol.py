@@ -10,18 +10,16 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr
 
-from mini_engine.base.errors import UserError
 from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.sampling_params import FRESH_SEED, MAX_LOGPROBS, MAX_SEED, MIN_SEED, SamplingParams
 from mini_engine.server.fields import (
     MAX_IDS,
-    TOKEN_ID,
     Bias,
     Body,
     Ids,
     Stop,
     StopIds,
-    at_most,
+    TokenId,
     between,
     harmless,
     in_one_sentence,
@@ -106,9 +104,7 @@ class Sampling(Labelled, Guided):
     min_tokens: Annotated[int, shown(minimum=0)] = 0
     stop: Stop = Field([])
     stop_token_ids: StopIds = Field([])
-    logit_bias: Annotated[
-        dict[str, Bias], Field(max_length=MAX_IDS), shown(propertyNames=TOKEN_ID), at_most(MAX_IDS)
-    ] = Field({})
+    logit_bias: Annotated[dict[TokenId, Bias], Field(fail_fast=True, max_length=MAX_IDS)] = Field({})
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
@@ -128,8 +124,8 @@ class Sampling(Labelled, Guided):
         found._longest = suggested.get("max_tokens")
         return found
 
-    def prepare(self) -> None:
-        """Build the prompts, which takes a while for thousands of messages."""
+    def model_post_init(self, context: Any) -> None:
+        """Build the prompts where the body is read: for thousands of messages, that takes a while."""
         _ = self.prompts
 
     @cached_property
@@ -156,13 +152,6 @@ class Sampling(Labelled, Guided):
         """Return the most tokens in the answer, if `room` tokens fit after the prompt."""
         raise NotImplementedError
 
-    def biases(self) -> dict[int, float]:
-        """Return `logit_bias` with integer keys; in JSON, keys are strings."""
-        for key in self.logit_bias:
-            if not (key.isascii() and key.isdigit() and len(key) < 10):
-                raise UserError(f"logit_bias has the key {key[:20]!r}; give token ids", param="logit_bias")
-        return {int(key): bias for key, bias in self.logit_bias.items()}
-
     def seed_of(self, choice: int) -> int | None:
         """Return the seed of one of the n answers: each gets its own, seed + choice."""
         if self.seed in (None, FRESH_SEED) or choice == 0:
@@ -181,7 +170,7 @@ class Sampling(Labelled, Guided):
             max_tokens=self.wanted_tokens(rooms[0]),
             logprobs=self.wanted_logprobs,
             prompt_logprobs=self.wanted_prompt_logprobs,
-            logit_bias=self.biases(),
+            logit_bias={int(key): bias for key, bias in self.logit_bias.items()},
             grammar=grammar,
         )
         return [

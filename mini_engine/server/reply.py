@@ -13,6 +13,7 @@ from mini_engine.server.errors import ApiError
 from mini_engine.server.json_text import JsonObject, written
 from mini_engine.server.protocol import Sampling
 from mini_engine.server.reply_formats import CompletionFormat, Scored
+from mini_engine.server.sse import EventStream
 from mini_engine.text.tokenizer import Tokenizer
 
 
@@ -117,9 +118,11 @@ class Reply:
 
     Attributes:
         counts: every chunk has the usage so far.
+        events: the stream that sends the chunks.
         form_param: the parameter to name if the answer cannot go on in the requested output format.
     """
 
+    events = EventStream
     form_param: str | None = None
 
     def __init__(self, shape: Callable[[], CompletionFormat], wanted: Sampling, model: str, answers: Answers) -> None:

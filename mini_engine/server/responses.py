@@ -26,6 +26,18 @@ ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls"
 PLACE = {"output_index": 0, "content_index": 0}
 
 
+class TypedEvents(EventStream):
+    """Sends each event under its type's name. No `[DONE]` follows: the last event says how the response ended."""
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self.chunks) as chunks:
+            async for chunk in chunks:
+                name = f"event: {json.loads(chunk)['type']}\n".encode()
+                await send({"type": "http.response.body", "body": name + event(chunk), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
 class ResponsesReply(Reply):
     """One HTTP response being written: `whole`, or in `chunks`.
 
@@ -35,7 +47,7 @@ class ResponsesReply(Reply):
         answers: the one answer.
     """
 
-    form_param = "text"
+    events, form_param = TypedEvents, "text"
 
     def __init__(self, asked: ResponsesRequest, wanted: Sampling, model: str, answers: Answers) -> None:
         super().__init__(ChatFormat, wanted, model, answers)
@@ -121,15 +133,3 @@ class ResponsesReply(Reply):
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": found["total_tokens"],
         }
-
-
-class TypedEvents(EventStream):
-    """Sends each event under its type's name. No `[DONE]` follows: the last event says how the response ended."""
-
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self.chunks) as chunks:
-            async for chunk in chunks:
-                name = f"event: {json.loads(chunk)['type']}\n".encode()
-                await send({"type": "http.response.body", "body": name + event(chunk), "more_body": True})
-        await send({"type": "http.response.body", "body": b""})

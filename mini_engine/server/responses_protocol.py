@@ -4,13 +4,12 @@ A request is a chat under other names, so it is converted to one.
 """
 
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from mini_engine.server.chat_protocol import MAX_MESSAGES, MAX_PARTS, ChatRequest, few_pieces
-from mini_engine.server.fields import Body, Nothing, at_most, between, harmless, in_one_sentence
+from mini_engine.server.fields import Body, Nothing, between, harmless, in_one_sentence
 from mini_engine.server.json_text import JsonObject
 from mini_engine.server.protocol import Labelled
 from mini_engine.server.structured_outputs import JsonSchema, ResponseFormat
@@ -59,13 +58,6 @@ class TextFormat(JsonSchema):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
 
-    @model_validator(mode="after")
-    def check_schema(self) -> Self:
-        """Require a schema for the type json_schema."""
-        if self.type == "json_schema" and "content" not in self.model_fields_set:
-            raise PydanticCustomError("schema", "a format of type json_schema needs a schema")
-        return self
-
     @property
     def shown(self) -> JsonObject:
         """Return the form as a response repeats it."""
@@ -74,7 +66,7 @@ class TextFormat(JsonSchema):
     @property
     def in_chat(self) -> TextResponseFormat:
         """Return the same form for a chat."""
-        schema = {"json_schema": {"schema": self.content}} if self.type == "json_schema" else {}
+        schema = {"json_schema": {"schema": self.content}} if "content" in self.model_fields_set else {}
         return TextResponseFormat.model_validate({"type": self.type, **schema})
 
 
@@ -119,7 +111,7 @@ class ResponsesRequest(Labelled):
     text: TextOptions | None = None
     store: bool = False
     metadata: Annotated[
-        dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=MAX_LABELS), at_most(MAX_LABELS)
+        dict[str, Annotated[str, Field(max_length=512)]], Field(fail_fast=True, max_length=MAX_LABELS)
     ] = Field({})
     reasoning: Reasoning | None = None
     parallel_tool_calls: bool = True
@@ -132,9 +124,9 @@ class ResponsesRequest(Labelled):
     top_logprobs: Annotated[Literal[0], harmless] = 0
     truncation: Annotated[Literal["disabled"], harmless] = "disabled"
 
-    def prepare(self) -> None:
-        """Convert the request to a chat."""
-        self.as_chat.prepare()
+    def model_post_init(self, context: Any) -> None:
+        """Convert the request to a chat, which takes a while for thousands of messages."""
+        _ = self.as_chat
 
     @cached_property
     def as_chat(self) -> ChatRequest:

@@ -37,9 +37,9 @@ class ServerConfig:
     aliases: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     max_body_bytes: int = 2**20
-    header_seconds: float = 10.0
-    body_seconds: float = 60.0
-    write_seconds: float = 60.0
+    header_seconds: float = 10
+    body_seconds: float = 60
+    write_seconds: float = 60
     heartbeat_seconds: float | None = None
     max_connections: int = 1024
     allow_origins: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class ServerConfig:
     max_prompt_logprobs: int = 2**18
     max_waiting: int = 256
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    grace_seconds: float = 30.0
+    grace_seconds: float = 30
 
     def __post_init__(self) -> None:
         if not all(SENDABLE.fullmatch(key) for key in self.api_keys):

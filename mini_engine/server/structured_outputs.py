@@ -98,7 +98,7 @@ class ResponseFormat(Body):
         if self.type == "json_object":
             return OutputForm(self.object_schema, param=self.param)
         if self.json_schema is None:
-            raise UserError("response_format of type json_schema needs json_schema: {name, schema}", param=self.param)
+            raise UserError("a format of type json_schema needs a schema", param=self.param)
         return OutputForm(self.json_schema.content, param=self.param)
 
 

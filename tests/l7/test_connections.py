@@ -15,7 +15,7 @@ import pytest
 from mini_engine.server.background import DrainingServer
 from mini_engine.server.hardening import connections
 from mini_engine.server.hardening.bodies import BodyReader
-from mini_engine.server.hardening.connections import AcceptErrors, room_for_connections
+from mini_engine.server.hardening.connections import room_for_connections
 from mini_engine.server.hardening.guard import GuardedProtocol
 from mini_engine.server.listening import QUEUE, listen, url_of
 from tests.l7.service import PATIENCE, Service, exchange, raw_request
@@ -192,18 +192,6 @@ def test_there_are_fewer_connections_than_descriptors(monkeypatch):
     assert 1 <= room_for_connections(1024) < 256 - connections.OWN_FILES
     limits["now"] = (256, 100_000)
     assert room_for_connections(1024) == 1024 and 1024 < limits["now"][0] < 2000, "raised, where that is allowed"
-
-
-def test_failing_to_accept_is_one_line_a_second(caplog):
-    timers = []
-    handler = AcceptErrors("cannot accept connections", lambda seconds, work: timers.append(work))
-    context = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
-    for _ in range(1000):
-        handler(None, context)  # type: ignore[arg-type]
-    timers.pop()()
-    told = [record.getMessage() for record in caplog.records]
-    assert [line.split(" (")[0] for line in told] == ["cannot accept connections: 1", "cannot accept connections: 999"]
-    assert "Too many open files" in caplog.text and "Traceback" not in caplog.text
 
 
 FEW_FILES = """

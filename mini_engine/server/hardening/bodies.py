@@ -114,13 +114,11 @@ class BodyReader:
 
 
 def parsed(data: bytes, model: type[Wanted]) -> Wanted:
-    """Parse, validate and prepare a body."""
+    """Parse and validate a body."""
     if num_values(data) > MAX_VALUES:
         raise ApiError(400, f"the body has more than {MAX_VALUES} values; send several requests")
     try:
-        found = model.model_validate_json(data)
+        return model.model_validate_json(data)
     except ValidationError as error:
         wrongs = error.errors(include_url=False, include_input=False)
         raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in wrongs]) from None
-    found.prepare()
-    return found
