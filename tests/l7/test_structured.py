@@ -95,13 +95,6 @@ def test_text_is_no_constraint(server: Service):
     assert server.post(CHAT, asked).body["choices"][0]["token_ids"] == plain
 
 
-def test_a_stream_says_the_same(server: Service):
-    whole = choice_of(server.post(CHAT, ASK | AS_TOWN))["message"]["content"]
-    chunks = streamed(server, ASK | AS_TOWN)
-    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == whole
-    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-
-
 def test_each_of_n_answers_has_its_own_state(server: Service):
     found = server.post(CHAT, ASK | AS_TOWN | {"n": 4, "temperature": 3.0, "seed": 5}).body["choices"]
     texts = [choice["message"]["content"] for choice in found]
