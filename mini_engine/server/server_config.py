@@ -19,8 +19,7 @@ class ServerConfig:
         is required.
     max_body_bytes: of one request, over the wire.
     header_seconds, body_seconds: time for a request's headers and for its body to arrive.
-    write_seconds: time for a client to read another 16 KiB of an answer while the write buffer is over its high-water
-        mark.
+    write_seconds: time for a client to read another 16 KiB of an answer while part of it waits in the server.
     heartbeat_seconds: of silence in a stream, after which a comment is sent; None sends none.
     max_connections: open at the same time; beyond that, the one that has been silent longest is closed. If none is
         silent, the new client gets 503. The system's limit on open files may allow fewer.

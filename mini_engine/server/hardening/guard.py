@@ -193,7 +193,7 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
     # Writing to the client
 
     def pause_writing(self) -> None:
-        """Start timing the client: the write buffer has passed its high-water mark."""
+        """Start timing the client: part of its answer waits in the write buffer."""
         super().pause_writing()
         self.time_reading()
 
