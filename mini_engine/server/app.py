@@ -17,7 +17,7 @@ from mini_engine.server.errors import install_handlers
 from mini_engine.server.hardening.bodies import BodyReader
 from mini_engine.server.hardening.wrapping import harden
 from mini_engine.server.metrics import Metrics
-from mini_engine.server.middleware import OURS, Drain
+from mini_engine.server.middleware import Drain
 from mini_engine.server.protocol import CompletionRequest
 from mini_engine.server.reply import Reply
 from mini_engine.server.reply_formats import ChatFormat, CompletionFormat
@@ -40,7 +40,6 @@ class ServerApp:
     Attributes:
         drain: counts the requests in flight and refuses new ones at the end.
         traffic: counts responses, and logs refusals.
-        cut: ends all answers with an error when the grace period is over.
     """
 
     def __init__(self, service: Service) -> None:
@@ -58,10 +57,7 @@ class ServerApp:
         add_answers(self.routes, service, BodyReader())
         add_models(self.routes, service)
         add_health(self.routes, service, self.drain, self.traffic.text)
-        keyed = bool(service.config.api_keys)
-        described = (CompletionRequest, ChatRequest, ResponsesRequest)
-        describe(self.routes, described, lambda path: keyed and path.startswith(OURS))
-        self.cut = partial(service.worker.end_all, "the server is shutting down")
+        describe(self.routes, (CompletionRequest, ChatRequest, ResponsesRequest), bool(service.config.api_keys))
 
     def prepare(self) -> None:
         """Build /openapi.json, which takes a third of a second: the first request for it would stall all others."""

@@ -26,7 +26,7 @@ class Middleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] != "http" or not scope["path"].startswith(self.paths):
+        if not scope["path"].startswith(self.paths):
             await self.app(scope, receive, send)
             return
         try:

@@ -17,12 +17,6 @@ BRIEF = {"role": "system", "content": "Be brief."}
 
 
 @pytest.fixture(scope="module")
-def server():
-    with Service() as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
 def client(server):
     openai = pytest.importorskip("openai", reason="needs the openai client")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:

@@ -33,12 +33,6 @@ TOOLS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server():
-    with Service() as service:
-        yield service
-
-
 def is_town(text: str) -> bool:
     """Whether the text is JSON that fits TOWN."""
     found = json.loads(text)

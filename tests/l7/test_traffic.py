@@ -2,7 +2,6 @@
 
 import logging
 import re
-import socket
 import sys
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ import pytest
 from mini_engine.server.hardening import traffic
 from mini_engine.server.hardening.connections import AcceptErrors
 from mini_engine.server.hardening.traffic import LineASecond, Traffic
-from tests.l7.service import PATIENCE, Service, raw_request
+from tests.l7.service import PATIENCE, Service, raw_request, read_all
 
 pytestmark = pytest.mark.reference  # no task is about this
 
@@ -36,12 +35,9 @@ def counted(service: Service) -> dict[str, int]:
 
 def exchange(service: Service, data: bytes) -> bytes:
     """Send these bytes over a connection of its own, and read until the server closes it."""
-    with socket.create_connection(service.address, timeout=PATIENCE) as client:
+    with service.open() as client:
         client.sendall(data)
-        content = b""
-        while piece := client.recv(65536):
-            content += piece
-    return content
+        return read_all(client)
 
 
 @pytest.fixture
