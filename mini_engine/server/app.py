@@ -29,7 +29,6 @@ from mini_engine.server.tool_calls import CallReader
 
 CHUNKS = "Each event's `data` is a JSON chunk; the last one is `[DONE]`, or an error."
 TYPED = "Each event's `data` is a JSON object, whose `type` is the event's name."
-FACTS = (400, 401, 403, 405, 408, 413, 503)
 DEAD = {"model": Health, "description": "The engine has stopped or is stuck."}
 NOT_READY = {"model": Health, "description": "The server is draining, or the engine cannot answer."}
 
@@ -104,13 +103,13 @@ def add_answers(app: FastAPI, service: Service, bodies: BodyReader) -> None:
 def add_models(app: FastAPI, service: Service) -> None:
     """Register the routes about the model."""
 
-    @app.get("/v1/models", response_model=ModelList, responses=refusals(*FACTS))
+    @app.get("/v1/models", response_model=ModelList, responses=refusals())
     async def models() -> dict[str, Any]:
         """List the one model served here, once under each of its names."""
         names = (service.config.model_name, *service.config.aliases)
         return {"object": "list", "data": [service.model_card(name) for name in names]}
 
-    @app.get("/v1/models/{name:path}", response_model=ModelCard, responses=refusals(404, *FACTS))
+    @app.get("/v1/models/{name:path}", response_model=ModelCard, responses=refusals())
     async def model(name: str) -> dict[str, Any]:
         """Describe a model by its name."""
         service.check_model(name)

@@ -26,12 +26,12 @@ REQUEST_ID = {"description": "The request's id: the client's, or a new one.", "s
 KEY = {"ApiKey": {"type": "http", "scheme": "bearer", "description": "The key that `--api-key` names."}}
 
 
-def refusals(*statuses: int) -> dict[int | str, JsonObject]:
-    """Return the refusals of a route, as FastAPI's `responses`."""
+def refusals() -> dict[int | str, JsonObject]:
+    """Return the refusals of routes below /v1/, as FastAPI's `responses`."""
     retry = {"headers": {"Retry-After": SECONDS}}
     return {
-        status: {"model": Error, "description": REFUSALS[status]} | (retry if status in WITH_RETRY else {})
-        for status in statuses
+        status: {"model": Error, "description": text} | (retry if status in WITH_RETRY else {})
+        for status, text in REFUSALS.items()
     }
 
 
@@ -44,7 +44,7 @@ def gives(model: type[BaseModel], events: str) -> dict[int | str, JsonObject]:
         "required": ["data"],
     }
     answer = {"model": model, "description": "The answer: whole, or with `stream` as events."}
-    return {200: answer | {"content": {"text/event-stream": {"schema": event}}}} | refusals(*REFUSALS)
+    return {200: answer | {"content": {"text/event-stream": {"schema": event}}}} | refusals()
 
 
 def takes(model: type[BaseModel]) -> JsonObject:

@@ -26,17 +26,22 @@ MAX_IDS = 1024  # stop ids and biases, which are checked one by one
 
 
 def in_one_sentence(sentence: str) -> WrapValidator:
-    """Report `sentence` if no alternative of a union fits, instead of one error for each alternative."""
+    """Report `sentence` if a value does not fit, instead of one error for each alternative of a union.
+
+    In the sentence, {expected} stands for the values of a Literal.
+    """
 
     def check(value: Any, handler: Any) -> Any:
         try:
             return handler(value)
-        except ValidationError:
-            raise PydanticCustomError("union", "{sentence}", {"sentence": sentence}) from None
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise PydanticCustomError("sentence", sentence, first.get("ctx")) from None  # type: ignore[arg-type]
 
     return WrapValidator(check)
 
 
+harmless = in_one_sentence("this server supports only {expected}; leave it out")  # clients often spell out a default
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Nothing = Annotated[list[Any], Field(max_length=0)]
 Ids = Annotated[list[int], Field(fail_fast=True)]
@@ -61,17 +66,6 @@ def too_many(count: int, things: str, most: int) -> PydanticCustomError:
     """Return the error for more than `most` things."""
     context = {"count": count, "things": things, "most": most}
     return PydanticCustomError("too_long", "{count} {things}, more than {most}", context)
-
-
-@WrapValidator
-def harmless(value: Any, handler: Any) -> Any:
-    """Report which values of a Literal are supported. They change nothing here: clients often spell out a default."""
-    try:
-        return handler(value)
-    except ValidationError as error:
-        (wrong,) = error.errors(include_url=False, include_input=False)
-        sentence = "this server supports only {expected}; leave it out"
-        raise PydanticCustomError("only", sentence, wrong.get("ctx")) from None
 
 
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
