@@ -14,7 +14,7 @@ from mini_engine.server.answer_models import Chat, Completion, Health, ModelCard
 from mini_engine.server.chat_protocol import ChatRequest
 from mini_engine.server.description import describe, gives, refusals, takes
 from mini_engine.server.errors import install_handlers
-from mini_engine.server.hardening.bodies import BodyReader
+from mini_engine.server.hardening.bodies import read_body
 from mini_engine.server.hardening.wrapping import harden
 from mini_engine.server.metrics import Metrics
 from mini_engine.server.middleware import Drain
@@ -53,7 +53,7 @@ class ServerApp:
         self.hardened = harden(self.drain, service.config)
         self.traffic = self.hardened.traffic
         install_handlers(self.routes)
-        add_answers(self.routes, service, BodyReader())
+        add_answers(self.routes, service)
         add_models(self.routes, service)
         add_health(self.routes, service, self.drain, self.traffic.text)
         describe(self.routes, (CompletionRequest, ChatRequest, ResponsesRequest), bool(service.config.api_keys))
@@ -76,19 +76,19 @@ def create_app(worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> 
     return ServerApp(Service(worker, config, metrics.scrape))
 
 
-def add_answers(app: FastAPI, service: Service, bodies: BodyReader) -> None:
+def add_answers(app: FastAPI, service: Service) -> None:
     """Register the routes that run the model."""
 
     @app.post("/v1/completions", responses=gives(Completion, CHUNKS), openapi_extra=takes(CompletionRequest))
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
-        wanted = await bodies.read(request, CompletionRequest)
+        wanted = await read_body(request, CompletionRequest)
         return await service.answer(partial(Reply, CompletionFormat), wanted, request)
 
     @app.post("/v1/chat/completions", responses=gives(Chat, CHUNKS), openapi_extra=takes(ChatRequest))
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
-        wanted = await bodies.read(request, ChatRequest)
+        wanted = await read_body(request, ChatRequest)
         form = wanted.form
         shape = partial(CallReader, form.may_say) if form is not None and form.functions else ChatFormat
         return await service.answer(partial(Reply, shape), wanted, request)
@@ -96,7 +96,7 @@ def add_answers(app: FastAPI, service: Service, bodies: BodyReader) -> None:
     @app.post("/v1/responses", responses=gives(ResponseAnswer, TYPED), openapi_extra=takes(ResponsesRequest))
     async def responses(request: Request) -> Response:
         """Answer a conversation in the form of OpenAI's Responses API."""
-        asked = await bodies.read(request, ResponsesRequest)
+        asked = await read_body(request, ResponsesRequest)
         return await service.answer(partial(ResponsesReply, asked), asked.as_chat, request)
 
 

@@ -12,9 +12,9 @@ from http.client import HTTPConnection
 
 import pytest
 
+from mini_engine.server import app
 from mini_engine.server.background import DrainingServer
 from mini_engine.server.hardening import connections
-from mini_engine.server.hardening.bodies import BodyReader
 from mini_engine.server.hardening.connections import room_for_connections
 from mini_engine.server.hardening.guard import GuardedProtocol
 from mini_engine.server.listening import QUEUE, listen, url_of
@@ -141,8 +141,8 @@ def test_of_a_burst_that_asks_and_hangs_up_nothing_is_begun(stream, size, monkey
         serving = asyncio.create_task(server.serve([listener]))
         while not server.started:
             await asyncio.sleep(0.01)
-        read = BodyReader.read
-        monkeypatch.setattr(BodyReader, "read", lambda *given: begun.append(given) or read(*given))
+        read = app.read_body
+        monkeypatch.setattr(app, "read_body", lambda *given: begun.append(given) or read(*given))
         for _ in range(BURST):
             service.connect(body).close()
         while len(ended) < BURST:

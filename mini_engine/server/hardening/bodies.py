@@ -22,6 +22,7 @@ from mini_engine.server.middleware import Middleware
 
 TURNS = 3  # of the event loop
 SMALL = 2**14  # bytes
+THREAD = ThreadPoolExecutor(1, "bodies")  # large bodies take turns
 
 Wanted = TypeVar("Wanted", bound=Body)
 
@@ -90,27 +91,21 @@ async def has_gone(scope: Scope, receive: Receive) -> bool:
     return await Request(scope, receive).is_disconnected()
 
 
-class BodyReader:
-    """Turns a body's bytes into a validated request. One thread: large bodies take turns."""
+async def read_body(request: Request, model: type[Wanted]) -> Wanted:
+    """Read the request's body as a `model`.
 
-    def __init__(self) -> None:
-        self.thread = ThreadPoolExecutor(1, "bodies")
-
-    async def read(self, request: Request, model: type[Wanted]) -> Wanted:
-        """Read the request's body as a `model`.
-
-        Raises:
-            RequestValidationError: the body is not JSON, or does not match `model`.
-            ApiError: it has too many values, or a Content-Encoding.
-        """
-        if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
-            raise ApiError(400, f"the body has the Content-Encoding {coding!r}; send it as it is, without that header")
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise RequestValidationError([{"type": "model_type", "loc": ("body",)}])
-        data = await request.body()
-        if len(data) <= SMALL:
-            return parsed(data, model)
-        return await asyncio.get_running_loop().run_in_executor(self.thread, parsed, data, model)
+    Raises:
+        RequestValidationError: the body is not JSON, or does not match `model`.
+        ApiError: it has too many values, or a Content-Encoding.
+    """
+    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        raise ApiError(400, f"the body has the Content-Encoding {coding!r}; send it as it is, without that header")
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise RequestValidationError([{"type": "model_type", "loc": ("body",)}])
+    data = await request.body()
+    if len(data) <= SMALL:
+        return parsed(data, model)
+    return await asyncio.get_running_loop().run_in_executor(THREAD, parsed, data, model)
 
 
 def parsed(data: bytes, model: type[Wanted]) -> Wanted:
