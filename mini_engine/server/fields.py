@@ -70,6 +70,7 @@ def too_many(count: int, things: str, most: int) -> PydanticCustomError:
 
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 Bias = Annotated[float, shown(minimum=-MAX_BIAS, maximum=MAX_BIAS)]
+Biases = Annotated[dict[TokenId, Bias], Field(fail_fast=True, max_length=MAX_IDS), shown(additionalProperties=False)]
 
 
 @functools.cache

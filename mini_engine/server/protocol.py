@@ -12,19 +12,7 @@ from pydantic import Field, PrivateAttr
 
 from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.sampling_params import FRESH_SEED, MAX_LOGPROBS, MAX_SEED, MIN_SEED, SamplingParams
-from mini_engine.server.fields import (
-    MAX_IDS,
-    Bias,
-    Body,
-    Ids,
-    Stop,
-    StopIds,
-    TokenId,
-    between,
-    harmless,
-    in_one_sentence,
-    shown,
-)
+from mini_engine.server.fields import Biases, Body, Ids, Stop, StopIds, between, harmless, in_one_sentence, shown
 from mini_engine.server.json_text import JsonObject
 from mini_engine.server.structured_outputs import Guided
 
@@ -104,7 +92,7 @@ class Sampling(Labelled, Guided):
     min_tokens: Annotated[int, shown(minimum=0)] = 0
     stop: Stop = Field([])
     stop_token_ids: StopIds = Field([])
-    logit_bias: Annotated[dict[TokenId, Bias], Field(fail_fast=True, max_length=MAX_IDS)] = Field({})
+    logit_bias: Biases = Field({})
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
