@@ -25,26 +25,25 @@ from mini_engine.cli.arguments import (
 )
 from mini_engine.cli.parser import at_least, whole_number
 from mini_engine.engine.scheduler_config import SchedulerConfig
+from mini_engine.server.server_config import ServerConfig
 from mini_engine.text.prompts import checked_variables
 
 if TYPE_CHECKING:
     from mini_engine.engine.engine import Engine
     from mini_engine.server.background import DrainingServer
-    from mini_engine.server.server_config import ServerConfig
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 log = logging.getLogger(__name__)
 
-LIMITS = {  # how much clients can queue, send and hold open: the default, and what --help says
-    "max_waiting": (256, "answers; more get 429"),
-    "max_body_bytes": (2**20, "of one request"),
-    "header_seconds": (10, "time for a request's headers to arrive"),
-    "body_seconds": (60, "time for a body to arrive"),
-    "write_seconds": (60, "close a connection whose client reads less than 16 KiB in this time"),
-    "heartbeat_seconds": (None, "send a comment in a stream whenever it has been silent for this long"),
-    "max_connections": (1024, "open at once"),
-    "grace_seconds": (30, "to drain after SIGTERM"),
-    "step_seconds": (60, "/health returns 503 once a step takes longer"),
+LIMITS = {  # how much clients can queue, send and hold open
+    "max_waiting": "answers; more get 429",
+    "max_body_bytes": "of one request",
+    "header_seconds": "time for a request's headers to arrive",
+    "body_seconds": "time for a body to arrive",
+    "write_seconds": "close a connection whose client reads less than 16 KiB in this time",
+    "heartbeat_seconds": "send a comment in a stream whenever it has been silent for this long",
+    "max_connections": "open at once",
+    "grace_seconds": "to drain after SIGTERM",
 }
 
 NEEDED = (
@@ -63,9 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--vllm-metrics", action="store_true", help="add vLLM's metric names to /metrics, for dashboards made for it")
     what = "repeatable; clients with different keys share no prefixes (default: $MINI_ENGINE_API_KEY, as KEY,KEY,…)"
     add("--api-key", action="append", metavar="KEY", help=what)
-    for name, (default, text) in LIMITS.items():
-        flag, text = f"--{name.replace('_', '-')}", f"{text} (default: {'never' if default is None else default})"
+    for name, text in LIMITS.items():
+        default, flag = getattr(ServerConfig, name), f"--{name.replace('_', '-')}"
+        text = f"{text} (default: {'never' if default is None else default})"
         add(flag, type=whole_number(1), default=default, metavar="N", help=text)
+    text = "/health returns 503 once a step takes longer (default: 60)"
+    add("--step-seconds", type=whole_number(1), default=60, metavar="N", help=text)
     what = "let web pages from this origin use the server (CORS); repeatable, * is any"
     add("--allow-origin", action="append", default=[], metavar="ORIGIN", help=what)
     what = "a name to allow in the Host header, for example behind a proxy; repeatable"
@@ -106,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         return serve_one(args, config, listener)
 
 
-def serve_one(args: argparse.Namespace, config: "ServerConfig", listener: socket.socket) -> int:
+def serve_one(args: argparse.Namespace, config: ServerConfig, listener: socket.socket) -> int:
     """Serve from one engine in this process."""
     from mini_engine.engine.worker import EngineWorker
     from mini_engine.server.app import create_app
@@ -160,10 +162,8 @@ def allowed_hosts(host: str, others: Sequence[str]) -> tuple[str, ...]:
     return (*LOCAL, host, *others) if is_loopback(host) else tuple(others)
 
 
-def server_config(args: argparse.Namespace) -> "ServerConfig":
+def server_config(args: argparse.Namespace) -> ServerConfig:
     """Return the server's limits and names from the options."""
-    from mini_engine.server.server_config import ServerConfig
-
     name, *aliases = model_names(args.model, args.model_name)
     return ServerConfig(
         model_name=name,
@@ -172,7 +172,7 @@ def server_config(args: argparse.Namespace) -> "ServerConfig":
         allow_origins=tuple(args.allow_origin),
         allow_hosts=allowed_hosts(args.host, args.allow_host),
         chat_template_kwargs=checked_variables(args.chat_template_kwargs),
-        **{name: getattr(args, name) for name in LIMITS if name != "step_seconds"},
+        **{name: getattr(args, name) for name in LIMITS},
     )
 
 

@@ -2,13 +2,11 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 
-class Shape(BaseModel):
+class Shape(BaseModel, extra="forbid"):
     """A JSON object with these keys and no others. A key with a default may be missing."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class ErrorContent(Shape):

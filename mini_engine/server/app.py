@@ -14,14 +14,14 @@ from mini_engine.server.answer_models import Chat, Completion, Health, ModelCard
 from mini_engine.server.chat_protocol import ChatRequest
 from mini_engine.server.description import describe, gives, refusals, takes
 from mini_engine.server.errors import install_handlers
-from mini_engine.server.hardening.bodies import BodyReader
+from mini_engine.server.hardening.bodies import read_body
 from mini_engine.server.hardening.wrapping import harden
 from mini_engine.server.metrics import Metrics
-from mini_engine.server.middleware import OURS, Drain
+from mini_engine.server.middleware import Drain
 from mini_engine.server.protocol import CompletionRequest
 from mini_engine.server.reply import Reply
 from mini_engine.server.reply_formats import ChatFormat, CompletionFormat
-from mini_engine.server.responses import ResponsesReply, TypedEvents
+from mini_engine.server.responses import ResponsesReply
 from mini_engine.server.responses_protocol import ResponsesRequest
 from mini_engine.server.server_config import ServerConfig
 from mini_engine.server.service import Service
@@ -29,7 +29,6 @@ from mini_engine.server.tool_calls import CallReader
 
 CHUNKS = "Each event's `data` is a JSON chunk; the last one is `[DONE]`, or an error."
 TYPED = "Each event's `data` is a JSON object, whose `type` is the event's name."
-FACTS = (400, 401, 403, 405, 408, 413, 503)
 DEAD = {"model": Health, "description": "The engine has stopped or is stuck."}
 NOT_READY = {"model": Health, "description": "The server is draining, or the engine cannot answer."}
 
@@ -40,7 +39,6 @@ class ServerApp:
     Attributes:
         drain: counts the requests in flight and refuses new ones at the end.
         traffic: counts responses, and logs refusals.
-        cut: ends all answers with an error when the grace period is over.
     """
 
     def __init__(self, service: Service) -> None:
@@ -55,13 +53,10 @@ class ServerApp:
         self.hardened = harden(self.drain, service.config)
         self.traffic = self.hardened.traffic
         install_handlers(self.routes)
-        add_answers(self.routes, service, BodyReader())
+        add_answers(self.routes, service)
         add_models(self.routes, service)
         add_health(self.routes, service, self.drain, self.traffic.text)
-        keyed = bool(service.config.api_keys)
-        described = (CompletionRequest, ChatRequest, ResponsesRequest)
-        describe(self.routes, described, lambda path: keyed and path.startswith(OURS))
-        self.cut = partial(service.worker.end_all, "the server is shutting down")
+        describe(self.routes, (CompletionRequest, ChatRequest, ResponsesRequest), bool(service.config.api_keys))
 
     def prepare(self) -> None:
         """Build /openapi.json, which takes a third of a second: the first request for it would stall all others."""
@@ -78,22 +73,22 @@ class ServerApp:
 
 def create_app(worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> ServerApp:
     """Return the app behind its middleware."""
-    return ServerApp(Service(worker, config, metrics))
+    return ServerApp(Service(worker, config, metrics.scrape))
 
 
-def add_answers(app: FastAPI, service: Service, bodies: BodyReader) -> None:
+def add_answers(app: FastAPI, service: Service) -> None:
     """Register the routes that run the model."""
 
     @app.post("/v1/completions", responses=gives(Completion, CHUNKS), openapi_extra=takes(CompletionRequest))
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
-        wanted = await bodies.read(request, CompletionRequest)
+        wanted = await read_body(request, CompletionRequest)
         return await service.answer(partial(Reply, CompletionFormat), wanted, request)
 
     @app.post("/v1/chat/completions", responses=gives(Chat, CHUNKS), openapi_extra=takes(ChatRequest))
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
-        wanted = await bodies.read(request, ChatRequest)
+        wanted = await read_body(request, ChatRequest)
         form = wanted.form
         shape = partial(CallReader, form.may_say) if form is not None and form.functions else ChatFormat
         return await service.answer(partial(Reply, shape), wanted, request)
@@ -101,20 +96,20 @@ def add_answers(app: FastAPI, service: Service, bodies: BodyReader) -> None:
     @app.post("/v1/responses", responses=gives(ResponseAnswer, TYPED), openapi_extra=takes(ResponsesRequest))
     async def responses(request: Request) -> Response:
         """Answer a conversation in the form of OpenAI's Responses API."""
-        asked = await bodies.read(request, ResponsesRequest)
-        return await service.answer(partial(ResponsesReply, asked), asked.as_chat, request, TypedEvents)
+        asked = await read_body(request, ResponsesRequest)
+        return await service.answer(partial(ResponsesReply, asked), asked.as_chat, request)
 
 
 def add_models(app: FastAPI, service: Service) -> None:
     """Register the routes about the model."""
 
-    @app.get("/v1/models", response_model=ModelList, responses=refusals(*FACTS))
+    @app.get("/v1/models", response_model=ModelList, responses=refusals())
     async def models() -> dict[str, Any]:
         """List the one model served here, once under each of its names."""
         names = (service.config.model_name, *service.config.aliases)
         return {"object": "list", "data": [service.model_card(name) for name in names]}
 
-    @app.get("/v1/models/{name:path}", response_model=ModelCard, responses=refusals(404, *FACTS))
+    @app.get("/v1/models/{name:path}", response_model=ModelCard, responses=refusals())
     async def model(name: str) -> dict[str, Any]:
         """Describe a model by its name."""
         service.check_model(name)
@@ -141,5 +136,5 @@ def add_health(app: FastAPI, service: Service, drain: Drain, traffic: Callable[[
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return metrics in Prometheus' text format."""
-        text = await service.metrics.scrape() + traffic()
+        text = await service.scrape() + traffic()
         return Response(text, media_type="text/plain; version=0.0.4")

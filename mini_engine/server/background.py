@@ -57,7 +57,7 @@ class DrainingServer(HardenedServer):
             late = time.monotonic() - self.deadline
             if late > 0 and not self.cut:
                 self.cut = True
-                self.app.cut()
+                self.app.worker.end_all("the server is shutting down")
             idle = self.drain.num_in_flight == 0 and time.monotonic() > self.stays_until
             if idle or late > CUT_SECONDS:
                 self.should_exit = True

@@ -5,13 +5,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mini_engine.base.errors import UserError
 from mini_engine.engine.sampling_params import MAX_LOGPROBS
 from mini_engine.grammars.output_forms import OutputForm
-from mini_engine.server.fields import Body, Flag, Name, Nothing, Only, Shown, Text, Whole, in_one_sentence, too_many
+from mini_engine.server.fields import Body, Name, Nothing, Shown, harmless, in_one_sentence, too_many
 from mini_engine.server.json_text import MAX_VALUES, JsonObject, num_values
 from mini_engine.server.protocol import Conversation, Prompt, Sampling
 from mini_engine.text.prompts import SILENT
@@ -20,6 +20,7 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 256
 MAX_TOOLS = 128
 MAX_PIECES = 4096  # parts and calls of all messages together
+TEXT_ALONE = "this server supports only ['text']; leave it out"
 NAMED = 'give "none", "auto", "required", or {"type": "function", "function": {"name": …}}'
 
 
@@ -37,50 +38,44 @@ class TextPart(Body):
     """A part of a message. Only text parts are supported. `cache_control` is accepted and ignored."""
 
     type: Literal["text"]
-    text: Text
+    text: str
     cache_control: JsonObject = Field({})
 
 
-class FunctionCall(Body):
+class FunctionCall(Body, extra="allow"):
     """The function that the assistant called. `arguments`: a JSON string, or an object. Templates see other keys."""
 
-    model_config = ConfigDict(extra="allow")
-
     name: Name
-    arguments: Annotated[Text | JsonObject, in_one_sentence("give an object, or a JSON string")] = ""
+    arguments: Annotated[str | JsonObject, in_one_sentence("give an object, or a JSON string")] = ""
 
 
-class ToolCall(Body):
+class ToolCall(Body, extra="allow"):
     """A call in a message of the assistant. The template sees other keys, such as `index`, which streams add."""
 
-    model_config = ConfigDict(extra="allow")
-
-    id: Text = ""
+    id: str = ""
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class Message(Shown):
+class Message(Shown, extra="allow"):
     """One turn of a conversation.
 
     The checkpoint's template sees all of it, including keys that are not named here. A reasoning model's thoughts
     before its answer are in `reasoning_content` or `reasoning`. Accepted and ignored: cache_control.
     """
 
-    model_config = ConfigDict(extra="allow")
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
-        Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)],
+        str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)],
         in_one_sentence('give a text, or a list of {"type": "text", "text": …}'),
     ] = ""
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field([])
-    tool_call_id: Text | None = None
-    name: Text | None = None
-    refusal: Text | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    refusal: str | None = None
     annotations: Nothing = Field([])
-    reasoning_content: Text | None = None
-    reasoning: Text | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     cache_control: JsonObject = Field({})
 
     @model_validator(mode="after")
@@ -106,9 +101,9 @@ class Function(Shown):
     """A function that the model may call. `parameters` is always enforced, with or without `strict`."""
 
     name: Name
-    description: Text = ""
+    description: str = ""
     parameters: JsonObject = Field({"type": "object", "properties": {}, "additionalProperties": False})
-    strict: Flag = False
+    strict: bool = False
 
 
 class Tool(Shown):
@@ -150,14 +145,16 @@ class ChatRequest(Sampling):
     messages: Annotated[
         list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), few_values, few_pieces
     ]
-    max_completion_tokens: Whole | None = None
-    logprobs: Flag = False
-    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field([])
     tool_choice: ToolChoice | None = None
-    parallel_tool_calls: Flag = True
-    modalities: Annotated[list[Text], Field(fail_fast=True), Only(["text"])] = Field(["text"])
-    echo: Annotated[Flag, Only(False)] = False
+    parallel_tool_calls: bool = True
+    modalities: Annotated[
+        list[Literal["text"]], Field(fail_fast=True, min_length=1, max_length=1), in_one_sentence(TEXT_ALONE)
+    ] = Field(["text"])
+    echo: Annotated[Literal[False], harmless] = False
     chat_template_kwargs: JsonObject = Field({})
 
     @cached_property

@@ -1,13 +1,12 @@
 """Lesson 7. /openapi.json: the routes' requests and responses. They read and write by hand, so FastAPI cannot know."""
 
-from collections.abc import Callable
-
 from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from mini_engine.server.answer_models import Error
 from mini_engine.server.json_text import JsonObject
+from mini_engine.server.middleware import OURS
 
 REFUSALS = {
     400: "The request is invalid; the message says why, `param` says where.",
@@ -27,12 +26,12 @@ REQUEST_ID = {"description": "The request's id: the client's, or a new one.", "s
 KEY = {"ApiKey": {"type": "http", "scheme": "bearer", "description": "The key that `--api-key` names."}}
 
 
-def refusals(*statuses: int) -> dict[int | str, JsonObject]:
-    """Return the refusals of a route, as FastAPI's `responses`."""
+def refusals() -> dict[int | str, JsonObject]:
+    """Return the refusals of routes below /v1/, as FastAPI's `responses`."""
     retry = {"headers": {"Retry-After": SECONDS}}
     return {
-        status: {"model": Error, "description": REFUSALS[status]} | (retry if status in WITH_RETRY else {})
-        for status in statuses
+        status: {"model": Error, "description": text} | (retry if status in WITH_RETRY else {})
+        for status, text in REFUSALS.items()
     }
 
 
@@ -45,7 +44,7 @@ def gives(model: type[BaseModel], events: str) -> dict[int | str, JsonObject]:
         "required": ["data"],
     }
     answer = {"model": model, "description": "The answer: whole, or with `stream` as events."}
-    return {200: answer | {"content": {"text/event-stream": {"schema": event}}}} | refusals(*REFUSALS)
+    return {200: answer | {"content": {"text/event-stream": {"schema": event}}}} | refusals()
 
 
 def takes(model: type[BaseModel]) -> JsonObject:
@@ -54,12 +53,12 @@ def takes(model: type[BaseModel]) -> JsonObject:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def describe(app: FastAPI, bodies: tuple[type[BaseModel], ...], behind_key: Callable[[str], bool]) -> None:
+def describe(app: FastAPI, bodies: tuple[type[BaseModel], ...], keyed: bool) -> None:
     """Complete /openapi.json with everything that FastAPI cannot know.
 
     Args:
         bodies: the models that routes read by hand.
-        behind_key: returns True for a path that requires the API key.
+        keyed: an API key is required.
     """
     _, found = models_json_schema(
         [(model, "validation") for model in bodies], ref_template="#/components/schemas/{model}"
@@ -75,7 +74,7 @@ def describe(app: FastAPI, bodies: tuple[type[BaseModel], ...], behind_key: Call
             components["schemas"].pop(name, None)
         for path, routes in description["paths"].items():
             for route in routes.values():
-                route["security"] = [{"ApiKey": []}] if behind_key(path) else []
+                route["security"] = [{"ApiKey": []}] if keyed and path.startswith(OURS) else []
                 route["responses"].pop("422", None)
                 for response in route["responses"].values():
                     response.setdefault("headers", {})["x-request-id"] = REQUEST_ID

@@ -15,8 +15,7 @@ from starlette.exceptions import HTTPException
 from mini_engine.base.errors import UserError
 from mini_engine.engine.worker import EngineStopped, QueueFull
 
-RETRY_SECONDS = 1
-RETRY = {"Retry-After": str(RETRY_SECONDS)}
+RETRY = {"Retry-After": "1"}  # seconds
 SHOWN = 1000  # characters of a message; a client's own text may be part of it
 TYPES = {429: "rate_limit_error"}
 

@@ -14,7 +14,7 @@ from mini_engine.kv.manager import KvCacheManager
 from mini_engine.server.vllm_names import VllmNames
 
 PREFIX = "mini_engine_"
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 
@@ -44,12 +44,8 @@ class Metrics(Observer):
         self.num_prompt_tokens = self.num_cached_tokens = 0
         self.hit_rate = self._make(Gauge, "prefix_hit_rate", "Cached prompt tokens / prompt tokens, so far.")
         self.new_tokens = self._make(Counter, "new_tokens", "New tokens of ended requests.")
-        self.first = self._make(
-            Histogram, "time_to_first_token_seconds", "From a request's arrival to its first token.", buckets=SECONDS
-        )
-        self.between = self._make(
-            Histogram, "time_between_tokens_seconds", "From one token of a request to its next.", buckets=SECONDS
-        )
+        self.first = self._times("time_to_first_token_seconds", "From a request's arrival to its first token.")
+        self.between = self._times("time_between_tokens_seconds", "From one token of a request to its next.")
         self.queued = self._times("request_queue_seconds", "From a request's arrival to the first step for it.")
         self.prefill = self._times("request_prefill_seconds", "From that step to a request's first token.")
         self.decode = self._times("request_decode_seconds", "From a request's first token to its end.")
@@ -61,7 +57,7 @@ class Metrics(Observer):
         return kind(PREFIX + name, text, labels, registry=self.registry, **options)
 
     def _times(self, name: str, text: str) -> Histogram:
-        return self._make(Histogram, name, text, buckets=(*SECONDS, 60, 120, 300))
+        return self._make(Histogram, name, text, buckets=SECONDS)
 
     def _sizes(self, name: str, text: str) -> Histogram:
         return self._make(Histogram, name, text, buckets=SIZES)

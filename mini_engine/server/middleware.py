@@ -14,22 +14,26 @@ TENANT = "mini_engine.tenant"  # in a request's scope: a digest of its API key
 
 
 class Middleware:
-    """Passes a request on to `app` unless `check` refuses it with an ApiError. Paths outside /v1/ are never checked."""
+    """Passes a request on to `app` unless `check` or `serve` refuses it with an ApiError.
+
+    paths: requests for other paths are passed on unchecked.
+    """
+
+    paths = OURS
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] != "http" or not scope["path"].startswith(OURS):
+        if not scope["path"].startswith(self.paths):
             await self.app(scope, receive, send)
             return
         try:
             self.check(scope)
+            await self.serve(scope, receive, send)
         except ApiError as error:
             await error.response()(scope, receive, send)
-            return
-        await self.serve(scope, receive, send)
 
     def check(self, scope: Scope) -> None:
         """Raise ApiError to refuse."""

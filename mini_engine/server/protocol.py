@@ -6,31 +6,13 @@ return_token_ids, include_stop_str_in_output, structured_outputs.
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr
 
-from mini_engine.base.errors import UserError
 from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.sampling_params import FRESH_SEED, MAX_LOGPROBS, MAX_SEED, MIN_SEED, SamplingParams
-from mini_engine.server.fields import (
-    MAX_IDS,
-    TOKEN_ID,
-    Bias,
-    Body,
-    Flag,
-    Ids,
-    Number,
-    Only,
-    Stop,
-    StopIds,
-    Text,
-    Whole,
-    at_most,
-    between,
-    in_one_sentence,
-    shown,
-)
+from mini_engine.server.fields import Biases, Body, Ids, Stop, StopIds, between, harmless, in_one_sentence, shown
 from mini_engine.server.json_text import JsonObject
 from mini_engine.server.structured_outputs import Guided
 
@@ -49,9 +31,9 @@ class Conversation(NamedTuple):
 
 Prompt = str | list[int] | Conversation
 OneOrMorePrompts = Annotated[
-    Text
+    str
     | Ids
-    | Annotated[list[Text], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+    | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
     | Annotated[list[Ids], Field(fail_fast=True, max_length=MAX_PROMPTS)],
     in_one_sentence(f"give a text, a list of token ids, or a list of either, at most {MAX_PROMPTS}"),
 ]
@@ -64,9 +46,9 @@ class StreamOptions(Body):
     include_obfuscation: accepted and ignored; it asks for padding that hides how long each piece of text is.
     """
 
-    include_usage: Flag = False
-    continuous_usage_stats: Flag = False
-    include_obfuscation: Flag = False
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
 
 
 class Labelled(Body):
@@ -78,16 +60,16 @@ class Labelled(Body):
     cache_salt: share prefixes only with requests of the same salt (lesson 8); the name is vLLM's.
     """
 
-    model: Text | None = None
-    stream: Flag = False
-    cache_salt: Text | None = None
-    user: Text | None = None
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
-    request_id: Text | None = None
-    reasoning_effort: Text | None = None
-    verbosity: Text | None = None
-    service_tier: Annotated[Text, Only("auto", "default")] = "auto"
+    model: str | None = None
+    stream: bool = False
+    cache_salt: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    request_id: str | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    service_tier: Annotated[Literal["auto", "default"], harmless] = "auto"
 
 
 class Sampling(Labelled, Guided):
@@ -98,31 +80,29 @@ class Sampling(Labelled, Guided):
     Accepted only with a value that changes nothing: store, service_tier, best_of, skip_special_tokens (vLLM's name).
     """
 
-    temperature: Annotated[Number, between("temperature")] = 1.0
-    top_p: Annotated[Number, between("top_p")] = 1.0
-    top_k: Annotated[Whole, shown(minimum=-1)] = 0
-    min_p: Annotated[Number, between("min_p")] = 0.0
-    repetition_penalty: Annotated[Number, between("repetition_penalty")] = 1.0
-    presence_penalty: Annotated[Number, between("presence_penalty")] = 0.0
-    frequency_penalty: Annotated[Number, between("frequency_penalty")] = 0.0
-    seed: Annotated[Whole, shown(minimum=MIN_SEED, maximum=MAX_SEED)] | None = None
-    max_tokens: Annotated[Whole, shown(minimum=0)] | None = None
-    min_tokens: Annotated[Whole, shown(minimum=0)] = 0
+    temperature: Annotated[float, between("temperature")] = 1.0
+    top_p: Annotated[float, between("top_p")] = 1.0
+    top_k: Annotated[int, shown(minimum=-1)] = 0
+    min_p: Annotated[float, between("min_p")] = 0.0
+    repetition_penalty: Annotated[float, between("repetition_penalty")] = 1.0
+    presence_penalty: Annotated[float, between("presence_penalty")] = 0.0
+    frequency_penalty: Annotated[float, between("frequency_penalty")] = 0.0
+    seed: Annotated[int, shown(minimum=MIN_SEED, maximum=MAX_SEED)] | None = None
+    max_tokens: Annotated[int, shown(minimum=0)] | None = None
+    min_tokens: Annotated[int, shown(minimum=0)] = 0
     stop: Stop = Field([])
     stop_token_ids: StopIds = Field([])
-    logit_bias: Annotated[
-        dict[str, Bias], Field(max_length=MAX_IDS), shown(propertyNames=TOKEN_ID), at_most(MAX_IDS)
-    ] = Field({})
-    include_stop_str_in_output: Flag = False
-    ignore_eos: Flag = False
-    n: Annotated[Whole, Field(ge=1, le=MAX_N)] = 1
-    echo: Flag = False
+    logit_bias: Biases = Field({})
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
+    echo: bool = False
     stream_options: StreamOptions = StreamOptions()
-    return_token_ids: Flag = False
+    return_token_ids: bool = False
     metadata: JsonObject = Field({})
-    store: Annotated[Flag, Only(False)] = False
-    best_of: Annotated[Whole, Only(1)] = 1
-    skip_special_tokens: Annotated[Flag, Only(True)] = True
+    store: Annotated[Literal[False], harmless] = False
+    best_of: Annotated[Literal[1], harmless] = 1
+    skip_special_tokens: Annotated[Literal[True], harmless] = True
     _longest: int | None = PrivateAttr(None)  # a chat answer, as suggested by the checkpoint
 
     def advised(self, suggested: Mapping[str, Any]) -> Self:
@@ -132,8 +112,8 @@ class Sampling(Labelled, Guided):
         found._longest = suggested.get("max_tokens")
         return found
 
-    def prepare(self) -> None:
-        """Build the prompts, which takes a while for thousands of messages."""
+    def model_post_init(self, context: Any) -> None:
+        """Build the prompts where the body is read: for thousands of messages, that takes a while."""
         _ = self.prompts
 
     @cached_property
@@ -160,13 +140,6 @@ class Sampling(Labelled, Guided):
         """Return the most tokens in the answer, if `room` tokens fit after the prompt."""
         raise NotImplementedError
 
-    def biases(self) -> dict[int, float]:
-        """Return `logit_bias` with integer keys; in JSON, keys are strings."""
-        for key in self.logit_bias:
-            if not (key.isascii() and key.isdigit() and len(key) < 10):
-                raise UserError(f"logit_bias has the key {key[:20]!r}; give token ids", param="logit_bias")
-        return {int(key): bias for key, bias in self.logit_bias.items()}
-
     def seed_of(self, choice: int) -> int | None:
         """Return the seed of one of the n answers: each gets its own, seed + choice."""
         if self.seed in (None, FRESH_SEED) or choice == 0:
@@ -185,7 +158,7 @@ class Sampling(Labelled, Guided):
             max_tokens=self.wanted_tokens(rooms[0]),
             logprobs=self.wanted_logprobs,
             prompt_logprobs=self.wanted_prompt_logprobs,
-            logit_bias=self.biases(),
+            logit_bias={int(key): bias for key, bias in self.logit_bias.items()},
             grammar=grammar,
         )
         return [
@@ -203,8 +176,8 @@ class CompletionRequest(Sampling):
     """POST /v1/completions: prompts to continue."""
 
     prompt: OneOrMorePrompts
-    logprobs: Annotated[Whole, shown(minimum=0, maximum=MAX_LOGPROBS)] | None = None
-    suffix: Annotated[Text, Only("")] = ""
+    logprobs: Annotated[int, shown(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    suffix: Annotated[Literal[""], harmless] = ""
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:

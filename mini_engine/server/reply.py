@@ -12,7 +12,8 @@ from mini_engine.engine.request import FinishReason
 from mini_engine.server.errors import ApiError
 from mini_engine.server.json_text import JsonObject, written
 from mini_engine.server.protocol import Sampling
-from mini_engine.server.reply_formats import ReplyFormat, Scored
+from mini_engine.server.reply_formats import CompletionFormat, Scored
+from mini_engine.server.sse import EventStream
 from mini_engine.text.tokenizer import Tokenizer
 
 
@@ -76,7 +77,7 @@ class Choice:
 
     index: int
     tokens: AnswerTokens
-    shape: ReplyFormat
+    shape: CompletionFormat
     reason: str | None = None
     scored: list[Scored] = field(default_factory=list)
     num_sent: int = 0
@@ -117,9 +118,14 @@ class Reply:
 
     Attributes:
         counts: every chunk has the usage so far.
+        events: the stream that sends the chunks.
+        form_param: the parameter to name if the answer cannot go on in the requested output format.
     """
 
-    def __init__(self, shape: Callable[[], ReplyFormat], wanted: Sampling, model: str, answers: Answers) -> None:
+    events = EventStream
+    form_param: str | None = None
+
+    def __init__(self, shape: Callable[[], CompletionFormat], wanted: Sampling, model: str, answers: Answers) -> None:
         self.wanted, self.answers = wanted, answers
         self.tokenizer = answers.tokenizer
         self.counts = wanted.stream_options.continuous_usage_stats
@@ -160,7 +166,7 @@ class Reply:
     def _read(self, choice: Choice, delta: TextDelta) -> JsonObject:
         """Read a delta; return its addition to the choice. ApiError if the answer failed."""
         if delta.finish_reason == FinishReason.GRAMMAR:
-            raise ApiError(400, str(delta.error))
+            raise ApiError(400, str(delta.error), param=self.form_param)
         reason = finish_reason(delta)
         if self.wanted.only_echo:  # the token was generated only to score the prompt: neither shown nor counted
             delta = delta._replace(text="", token_ids=[], logprobs=())

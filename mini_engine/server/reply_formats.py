@@ -11,17 +11,16 @@ from mini_engine.text.tokenizer import Tokenizer
 Scored = tuple[int, TokenLogprobs | None]  # a token id with its logprobs; a prompt's first token has none
 
 
-class ReplyFormat:
-    """One answer in the shape of its route: takes the text as it comes, returns parts of chunks, and at the end all.
+class CompletionFormat:
+    """One answer of `/v1/completions`: takes the text as it comes, returns parts of chunks, and at the end all.
 
     Attributes:
         opening: the first chunk of a stream, or None.
         text: what has been shown so far. offset: characters of the tokens with logprobs so far.
     """
 
-    kind: str
-    chunk_kind: str
-    id_prefix: str
+    kind = chunk_kind = "text_completion"
+    id_prefix = "cmpl"
     opening: ClassVar[JsonObject | None] = None
 
     def __init__(self) -> None:
@@ -34,40 +33,23 @@ class ReplyFormat:
         Args:
             ended: this is the last text. cut: max_tokens ended it.
         """
-        raise NotImplementedError
+        self.text += text
+        return {"text": text}
 
     @property
     def message(self) -> JsonObject:
         """The whole answer."""
-        raise NotImplementedError
+        return {"text": self.text}
 
     def reason(self, reason: str | None) -> str | None:
         """Return the finish reason."""
         return reason
 
     def logprobs(self, scored: Sequence[Scored], tokenizer: Tokenizer) -> JsonObject:
-        """Return the log probabilities of the next tokens."""
-        raise NotImplementedError
+        """Return the log probabilities of the next tokens.
 
-
-class CompletionFormat(ReplyFormat):
-    """`/v1/completions`."""
-
-    kind = chunk_kind = "text_completion"
-    id_prefix = "cmpl"
-
-    def push(self, text: str, ended: bool = False, cut: bool = False) -> JsonObject:
-        """Take the next text; a chunk has it as it is."""
-        self.text += text
-        return {"text": text}
-
-    @property
-    def message(self) -> JsonObject:
-        """The text."""
-        return {"text": self.text}
-
-    def logprobs(self, scored: Sequence[Scored], tokenizer: Tokenizer) -> JsonObject:
-        """Return four lists with an entry for each token. Alternatives, by text, include the chosen token."""
+        Here these are four lists with an entry for each token. Alternatives, by text, include the chosen token.
+        """
         texts = [token_text(token_id, tokenizer) for token_id, _ in scored]
         *offsets, self.offset = accumulate(map(len, texts), initial=self.offset)
         logprobs = [found for _, found in scored]
@@ -81,8 +63,8 @@ class CompletionFormat(ReplyFormat):
         }
 
 
-class ChatFormat(ReplyFormat):
-    """`/v1/chat/completions`."""
+class ChatFormat(CompletionFormat):
+    """One answer of `/v1/chat/completions`: the same parts under other names."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     id_prefix = "chatcmpl"

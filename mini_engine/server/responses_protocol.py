@@ -4,13 +4,12 @@ A request is a chat under other names, so it is converted to one.
 """
 
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from mini_engine.server.chat_protocol import MAX_MESSAGES, MAX_PARTS, ChatRequest, few_pieces
-from mini_engine.server.fields import Body, Flag, Nothing, Number, Only, Text, Whole, at_most, between, in_one_sentence
+from mini_engine.server.fields import Body, Nothing, between, harmless, in_one_sentence
 from mini_engine.server.json_text import JsonObject
 from mini_engine.server.protocol import Labelled
 from mini_engine.server.structured_outputs import JsonSchema, ResponseFormat
@@ -23,7 +22,7 @@ class TextItem(Body):
     """A part of a message: of the client's (input_text), or of an earlier answer (output_text)."""
 
     type: Literal["input_text", "output_text"]
-    text: Text
+    text: str
     annotations: Nothing = Field([])
     logprobs: Nothing = Field([])
 
@@ -34,12 +33,12 @@ class MessageItem(Body):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Text | Annotated[list[TextItem], Field(fail_fast=True, max_length=MAX_PARTS)],
+        str | Annotated[list[TextItem], Field(fail_fast=True, max_length=MAX_PARTS)],
         in_one_sentence('give a text, or a list of {"type": "input_text", "text": …}'),
     ]
-    id: Text | None = None
-    status: Text | None = None
-    phase: Text | None = None
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
 
     @property
     def as_turn(self) -> JsonObject:
@@ -59,13 +58,6 @@ class TextFormat(JsonSchema):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
 
-    @model_validator(mode="after")
-    def check_schema(self) -> Self:
-        """Require a schema for the type json_schema."""
-        if self.type == "json_schema" and "content" not in self.model_fields_set:
-            raise PydanticCustomError("schema", "a format of type json_schema needs a schema")
-        return self
-
     @property
     def shown(self) -> JsonObject:
         """Return the form as a response repeats it."""
@@ -74,7 +66,7 @@ class TextFormat(JsonSchema):
     @property
     def in_chat(self) -> TextResponseFormat:
         """Return the same form for a chat."""
-        schema = {"json_schema": {"schema": self.content}} if self.type == "json_schema" else {}
+        schema = {"json_schema": {"schema": self.content}} if "content" in self.model_fields_set else {}
         return TextResponseFormat.model_validate({"type": self.type, **schema})
 
 
@@ -82,21 +74,21 @@ class TextOptions(Body):
     """Options of the text. `verbosity` is accepted and ignored."""
 
     format: TextFormat = TextFormat.model_validate({})
-    verbosity: Text = "medium"
+    verbosity: str = "medium"
 
 
 class Reasoning(Body):
     """Reasoning effort and summary. Accepted and ignored: the model decides, and nothing is summarized."""
 
-    effort: Text | None = None
-    summary: Text | None = None
-    generate_summary: Text | None = None
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
 
 
 class ResponseStreamOptions(Body):
     """include_obfuscation: accepted and ignored."""
 
-    include_obfuscation: Flag = False
+    include_obfuscation: bool = False
 
 
 class ResponsesRequest(Labelled):
@@ -107,34 +99,34 @@ class ResponsesRequest(Labelled):
     """
 
     input: Annotated[
-        Text | Annotated[list[MessageItem], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES - 1)],
+        str | Annotated[list[MessageItem], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES - 1)],
         in_one_sentence('give a text, or a list of messages such as {"role": "user", "content": …}'),
         few_pieces,
     ]
-    instructions: Text | None = None
-    max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
-    temperature: Annotated[Number, between("temperature")] | None = None
-    top_p: Annotated[Number, between("top_p")] | None = None
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, between("temperature")] | None = None
+    top_p: Annotated[float, between("top_p")] | None = None
     stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None
-    store: Flag = False
+    store: bool = False
     metadata: Annotated[
-        dict[Text, Annotated[Text, Field(max_length=512)]], Field(max_length=MAX_LABELS), at_most(MAX_LABELS)
+        dict[str, Annotated[str, Field(max_length=512)]], Field(fail_fast=True, max_length=MAX_LABELS)
     ] = Field({})
     reasoning: Reasoning | None = None
-    parallel_tool_calls: Flag = True
-    background: Annotated[Flag, Only(False)] = False
-    conversation: Annotated[Any, Only(None, sentence=SEND_ALL)] = None
-    include: Annotated[list[Text], Field(fail_fast=True), Only([])] = Field([])
-    previous_response_id: Annotated[Any, Only(None, sentence=SEND_ALL)] = None
-    tool_choice: Annotated[Text, Only("auto", "none")] = "auto"
-    tools: Annotated[list[Any], Only([], sentence="tools are not supported here; use /v1/chat/completions")] = Field([])
-    top_logprobs: Annotated[Whole, Only(0)] = 0
-    truncation: Annotated[Text, Only("disabled")] = "disabled"
+    parallel_tool_calls: bool = True
+    background: Annotated[Literal[False], harmless] = False
+    conversation: Annotated[None, in_one_sentence(SEND_ALL)] = None
+    include: Annotated[Nothing, in_one_sentence("this server supports only []; leave it out")] = Field([])
+    previous_response_id: Annotated[None, in_one_sentence(SEND_ALL)] = None
+    tool_choice: Annotated[Literal["auto", "none"], harmless] = "auto"
+    tools: Annotated[Nothing, in_one_sentence("tools are not supported here; use /v1/chat/completions")] = Field([])
+    top_logprobs: Annotated[Literal[0], harmless] = 0
+    truncation: Annotated[Literal["disabled"], harmless] = "disabled"
 
-    def prepare(self) -> None:
-        """Convert the request to a chat."""
-        self.as_chat.prepare()
+    def model_post_init(self, context: Any) -> None:
+        """Convert the request to a chat, which takes a while for thousands of messages."""
+        _ = self.as_chat
 
     @cached_property
     def as_chat(self) -> ChatRequest:

@@ -19,8 +19,7 @@ class ServerConfig:
         is required.
     max_body_bytes: of one request, over the wire.
     header_seconds, body_seconds: time for a request's headers and for its body to arrive.
-    write_seconds: time for a client to read another 16 KiB of an answer while the write buffer is over its high-water
-        mark.
+    write_seconds: time for a client to read another 16 KiB of an answer while part of it waits in the server.
     heartbeat_seconds: of silence in a stream, after which a comment is sent; None sends none.
     max_connections: open at the same time; beyond that, the one that has been silent longest is closed. If none is
         silent, the new client gets 503. The system's limit on open files may allow fewer.
@@ -37,9 +36,9 @@ class ServerConfig:
     aliases: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     max_body_bytes: int = 2**20
-    header_seconds: float = 10.0
-    body_seconds: float = 60.0
-    write_seconds: float = 60.0
+    header_seconds: float = 10
+    body_seconds: float = 60
+    write_seconds: float = 60
     heartbeat_seconds: float | None = None
     max_connections: int = 1024
     allow_origins: tuple[str, ...] = ()
@@ -48,7 +47,7 @@ class ServerConfig:
     max_prompt_logprobs: int = 2**18
     max_waiting: int = 256
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    grace_seconds: float = 30.0
+    grace_seconds: float = 30
 
     def __post_init__(self) -> None:
         if not all(SENDABLE.fullmatch(key) for key in self.api_keys):

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from fastapi import Request, Response
@@ -22,9 +22,7 @@ from mini_engine.server.errors import ApiError
 from mini_engine.server.middleware import TENANT
 from mini_engine.server.protocol import Sampling
 from mini_engine.server.reply import Reply
-from mini_engine.server.responses import ResponsesReply
 from mini_engine.server.server_config import ServerConfig
-from mini_engine.server.sse import EventStream
 from mini_engine.server.tokenizing import PromptEncoder
 from mini_engine.text.tokenizer import Tokenizer
 
@@ -50,29 +48,25 @@ class Backend(Protocol):
     def end_all(self, error: str) -> None: ...
 
 
-class Scraped(Protocol):
-    """Metrics, as the routes use them."""
-
-    async def scrape(self) -> bytes: ...
-
-
-Replying = Callable[[Sampling, str, Answers], Reply | ResponsesReply]
+Replying = Callable[[Sampling, str, Answers], Reply]
 
 
 class Service:
-    """Shared by all routes: the engine's worker, threads for the tokenizer and for grammars, and the limits."""
+    """Shared by all routes: the engine's worker, threads for the tokenizer and for grammars, and the limits.
 
-    def __init__(self, worker: Backend, config: ServerConfig, metrics: Scraped) -> None:
-        self.worker, self.config, self.metrics = worker, config, metrics
+    Args:
+        scrape: returns the metrics as text.
+    """
+
+    def __init__(self, worker: Backend, config: ServerConfig, scrape: Callable[[], Awaitable[bytes]]) -> None:
+        self.worker, self.config, self.scrape = worker, config, scrape
         self.started = int(time.time())
         self.limits, tokenizer = worker.limits, worker.tokenizer
         self.prompts = PromptEncoder(tokenizer, self.limits, config.chat_template_kwargs)
         self.turns = itertools.count()
         self.grammars = GrammarCompiler(tokenizer, self.limits.vocab_size, self.limits.eos_token_ids)
 
-    async def answer(
-        self, reply: Replying, wanted: Sampling, request: Request, stream: type[EventStream] = EventStream
-    ) -> Response:
+    async def answer(self, reply: Replying, wanted: Sampling, request: Request) -> Response:
         """Serve a request, whole or streamed.
 
         Args:
@@ -90,8 +84,8 @@ class Service:
             except ClientGone:
                 return Response(status_code=CLIENT_CLOSED)
         answers = await self.submit(wanted)
-        chunks = reply(wanted, self.config.model_name, answers).chunks()
-        return stream(chunks, answers.close, self.config.heartbeat_seconds)
+        streamed = reply(wanted, self.config.model_name, answers)
+        return streamed.events(streamed.chunks(), answers.close, self.config.heartbeat_seconds)
 
     async def whole(self, reply: Replying, wanted: Sampling) -> str:
         """Return the body of a response that is not streamed."""

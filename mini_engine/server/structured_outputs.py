@@ -1,15 +1,14 @@
 """Lesson 7. Parameters that ask for an output form: OpenAI's response_format, and vLLM's names."""
 
-import json
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 
 from mini_engine.base.errors import UserError
 from mini_engine.grammars.output_forms import OutputForm
 from mini_engine.grammars.schemas import MAX_CHARACTERS
-from mini_engine.server.fields import Body, Flag, Name, Only, Text, in_one_sentence, of_whole_characters, too_many
+from mini_engine.server.fields import Body, Name, in_one_sentence, too_many
 from mini_engine.server.json_text import JsonObject
 
 MAX_CHOICES = 1024
@@ -18,23 +17,23 @@ UNKNOWN = "this server does not support client grammars; use json, regex or choi
 
 
 def from_text(schema: Any) -> Any:
-    """Parse a schema given as a string. A long one is refused unparsed, since json holds Python's lock."""
+    """Parse a schema given as a string. A long one is refused unparsed, since the parser holds Python's lock."""
     if not isinstance(schema, str):
         return schema
-    if (size := len(of_whole_characters(schema))) > MAX_WRITTEN:
+    if (size := len(schema)) > MAX_WRITTEN:
         raise too_many(size, "characters of a JSON schema", MAX_WRITTEN)
     try:
-        return json.loads(schema)
-    except (ValueError, RecursionError):
+        return from_json(schema)
+    except ValueError:
         return None  # not an object
 
 
 Schema = Annotated[
     JsonObject,
     in_one_sentence('give a JSON schema such as {"type": …}, as an object or as a string'),
-    BeforeValidator(from_text, json_schema_input_type=JsonObject | Text),
+    BeforeValidator(from_text, json_schema_input_type=JsonObject | str),
 ]
-Choices = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
+Choices = Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
 
 
 class StructuredOutputs(Body):
@@ -45,15 +44,15 @@ class StructuredOutputs(Body):
     """
 
     content: Schema | None = Field(None, alias="json")
-    json_object: Flag | None = None
-    regex: Text | None = None
+    json_object: bool | None = None
+    regex: str | None = None
     choice: Choices | None = None
-    disable_any_whitespace: Flag = False
-    disable_additional_properties: Flag = False
-    disable_fallback: Flag = False
-    whitespace_pattern: Text | None = None
-    grammar: Annotated[Any, Only(None, sentence=UNKNOWN)] = None
-    structural_tag: Annotated[Any, Only(None, sentence=UNKNOWN)] = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    disable_fallback: bool = False
+    whitespace_pattern: str | None = None
+    grammar: Annotated[None, in_one_sentence(UNKNOWN)] = None
+    structural_tag: Annotated[None, in_one_sentence(UNKNOWN)] = None
 
     @model_validator(mode="after")
     def check_one(self) -> Self:
@@ -74,9 +73,9 @@ class JsonSchema(Body):
     """A schema with a name. It is always enforced, with or without `strict`."""
 
     name: Name = "answer"
-    description: Text = ""
+    description: str = ""
     content: JsonObject = Field({"type": "object"}, alias="schema")
-    strict: Flag = False
+    strict: bool = False
 
 
 class ResponseFormat(Body):
@@ -99,7 +98,7 @@ class ResponseFormat(Body):
         if self.type == "json_object":
             return OutputForm(self.object_schema, param=self.param)
         if self.json_schema is None:
-            raise UserError("response_format of type json_schema needs json_schema: {name, schema}", param=self.param)
+            raise UserError("a format of type json_schema needs a schema", param=self.param)
         return OutputForm(self.json_schema.content, param=self.param)
 
 
@@ -112,10 +111,10 @@ class Guided(Body):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
-    guided_regex: Text | None = None
+    guided_regex: str | None = None
     guided_choice: Choices | None = None
-    guided_decoding_backend: Text | None = None
-    guided_whitespace_pattern: Text | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
 
     @property
     def form(self) -> OutputForm | None:

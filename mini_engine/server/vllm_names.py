@@ -4,6 +4,7 @@ Only metrics with the same meaning. vLLM counts prompt and new tokens as they ar
 request has ended: the totals agree once all requests have.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -58,12 +59,15 @@ class VllmNames(Collector):
                 yield self.usage(family)
 
     def renamed(self, family: Metric, name: str) -> Metric:
-        """Return a copy of a family under another name."""
+        """Return a copy of a family under another name. Samples whose labels become the same are added up."""
+        totals: defaultdict[Any, float] = defaultdict(float)
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):  # a time, which cannot be added up
+                labels = tuple(self.relabelled(sample).items())
+                totals[name + sample.name.removeprefix(family.name), labels] += sample.value
         found = Metric(name, family.documentation, family.type)
-        found.samples = merged(
-            sample._replace(name=name + sample.name.removeprefix(family.name), labels=self.relabelled(sample))
-            for sample in family.samples
-        )
+        for (sample_name, labels), value in totals.items():
+            found.add_sample(sample_name, dict(labels), value)
         return found
 
     def relabelled(self, sample: Sample) -> dict[str, str]:
@@ -78,15 +82,3 @@ class VllmNames(Collector):
         found = GaugeMetricFamily(name, "Held blocks / blocks of the pool, from 0 to 1.", labels=[*self.labels])
         found.add_metric([*self.labels.values()], numbers["held"] / sum(numbers.values()))
         return found
-
-
-def merged(samples: Iterable[Sample]) -> list[Sample]:
-    """Merge samples with the same name and labels: values are added, the first timestamp is kept."""
-    found: dict[Any, Sample] = {}
-    for sample in samples:
-        key = sample.name, *sample.labels.items()
-        if key in found:
-            values = found[key].value, sample.value
-            sample = sample._replace(value=min(values) if sample.name.endswith("_created") else sum(values))
-        found[key] = sample
-    return list(found.values())

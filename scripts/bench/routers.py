@@ -115,7 +115,7 @@ def servers() -> Iterator[tuple[list[str], list[LLM]]]:
     with ExitStack() as stack:
         llms = [LLM(num_blocks=BLOCKS) for _ in range(SERVERS)]
         workers = [stack.enter_context(EngineWorker(llm.engine, llm.tokenizer)) for llm in llms]
-        apps = [plain_app()(Service(worker, ServerConfig(), Metrics())) for worker in workers]
+        apps = [plain_app()(Service(worker, ServerConfig(), Metrics().scrape)) for worker in workers]
         yield [stack.enter_context(in_background(app)) for app in apps], llms
 
 

@@ -48,7 +48,7 @@ def served(replica, ask=None):
     async def num_alive():
         return 1
 
-    routes = ReplicaService(cluster(replica, ask), ServerConfig("tiny"), ReplicaMetrics(scrape), 2, num_alive)
+    routes = ReplicaService(cluster(replica, ask), ServerConfig("tiny"), ReplicaMetrics(scrape).scrape, 2, num_alive)
     with in_background(ServerApp(routes)) as url:
         client = Client.__new__(Client)
         client.address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))

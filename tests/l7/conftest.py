@@ -30,6 +30,13 @@ def service() -> Iterator[Service]:
         yield service
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Service]:
+    """The same, for all tests of a file."""
+    with Service() as service:
+        yield service
+
+
 @pytest.fixture
 def accepted(monkeypatch) -> list[GuardedProtocol]:
     """The connections that servers accept from now on."""

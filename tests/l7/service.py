@@ -178,13 +178,18 @@ class Service:
             connection.close()
             self.stop_if_unwritten()
 
-    def connect(self, body: dict[str, Any], receive_buffer: int | None = None) -> socket.socket:
-        """A client that has asked for a completion and has not read a byte yet."""
+    def open(self, receive_buffer: int | None = None) -> socket.socket:
+        """A connection on which nothing has been sent."""
         client = socket.socket()
         client.settimeout(PATIENCE)
         if receive_buffer:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         client.connect(self.address)
+        return client
+
+    def connect(self, body: dict[str, Any], receive_buffer: int | None = None) -> socket.socket:
+        """A client that has asked for a completion and has not read a byte yet."""
+        client = self.open(receive_buffer)
         client.sendall(raw_request(body))
         return client
 
@@ -218,6 +223,14 @@ def raw_request(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
         f"Content-Length: {len(data)}",
     ]
     return "\r\n".join([*lines, "", ""]).encode() + data
+
+
+def read_all(client: socket.socket) -> bytes:
+    """What the server says until it closes the connection."""
+    content = b""
+    while piece := client.recv(65536):
+        content += piece
+    return content
 
 
 def read_events(text: str) -> list[str]:

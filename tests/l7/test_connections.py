@@ -12,13 +12,13 @@ from http.client import HTTPConnection
 
 import pytest
 
+from mini_engine.server import app
 from mini_engine.server.background import DrainingServer
 from mini_engine.server.hardening import connections
-from mini_engine.server.hardening.bodies import BodyReader
-from mini_engine.server.hardening.connections import AcceptErrors, room_for_connections
+from mini_engine.server.hardening.connections import room_for_connections
 from mini_engine.server.hardening.guard import GuardedProtocol
 from mini_engine.server.listening import QUEUE, listen, url_of
-from tests.l7.service import PATIENCE, Service, exchange, raw_request
+from tests.l7.service import PATIENCE, Service, exchange, raw_request, read_all
 
 pytestmark = pytest.mark.reference  # no task is about this
 
@@ -26,28 +26,15 @@ BURST = 60
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
-def connect(service: Service) -> socket.socket:
-    """A connection on which nothing has been sent."""
-    return socket.create_connection(service.address, timeout=PATIENCE)
-
-
-def read_all(client: socket.socket) -> bytes:
-    """What the server says until it closes the connection."""
-    content = b""
-    while piece := client.recv(65536):
-        content += piece
-    return content
-
-
 @pytest.mark.parametrize("sent", [b"", b"PO", HEAD], ids=["nothing", "two letters", "half a head"])
 def test_headers_that_do_not_come_are_not_waited_for(sent):
-    with Service(header_seconds=0.3) as service, connect(service) as client:
+    with Service(header_seconds=0.3) as service, service.open() as client:
         client.sendall(sent)
         assert read_all(client).startswith(b"HTTP/1.1 408"), "the connection would stay open for as long as it likes"
 
 
 def test_a_letter_now_and_then_does_not_help(accepted):
-    with Service() as service, connect(service) as client:
+    with Service() as service, service.open() as client:
         timers = []
         for count in range(1, 4):
             client.sendall(b"G")
@@ -69,7 +56,7 @@ def timed_from_the_second(accepted, monkeypatch):
 
 
 def test_a_kept_connection_is_timed_again(timed_from_the_second):
-    with Service(header_seconds=60) as service, connect(service) as client:
+    with Service(header_seconds=60) as service, service.open() as client:
         client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         content = read_all(client)
         assert content.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in content, content
@@ -77,7 +64,7 @@ def test_a_kept_connection_is_timed_again(timed_from_the_second):
 
 def test_half_a_request_right_behind_a_whole_one_is_timed_too(timed_from_the_second):
     """Nothing comes any more that could start the clock, so the end of the first answer must."""
-    with Service(header_seconds=60) as service, connect(service) as client:
+    with Service(header_seconds=60) as service, service.open() as client:
         client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea")
         content = read_all(client)
         assert content.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in content, content
@@ -85,7 +72,7 @@ def test_half_a_request_right_behind_a_whole_one_is_timed_too(timed_from_the_sec
 
 @pytest.mark.parametrize("kind", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"])
 def test_a_body_that_does_not_come_is_not_waited_for(kind):
-    with Service(body_seconds=0.3) as service, connect(service) as client:
+    with Service(body_seconds=0.3) as service, service.open() as client:
         client.sendall(HEAD + kind)
         content = read_all(client)
         assert content.startswith(b"HTTP/1.1 408") and b'"message"' in content, content
@@ -93,7 +80,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(kind):
 
 
 def test_a_stalled_body_is_not_in_flight_so_a_drain_need_not_wait_for_it():
-    with Service() as service, connect(service) as stalled:
+    with Service() as service, service.open() as stalled:
         stalled.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
         assert service.get("/v1/models").status == 200  # so the server has seen both
         service.wait_until("nothing is in flight", lambda: service.app.drain.num_in_flight == 0)
@@ -120,7 +107,7 @@ def test_one_connection_too_many_is_told_so():
     with Service(max_connections=3) as service, ExitStack() as stack:
         held = [stack.enter_context(service.connect(asked)) for _ in range(3)]
         service.wait_until("all three wait for their answers", lambda: service.worker.num_running == 3)
-        with connect(service) as more:
+        with service.open() as more:
             content = read_all(more)
         assert content.startswith(b"HTTP/1.1 503"), content
         head, _, body = content.partition(b"\r\n\r\n")
@@ -132,7 +119,7 @@ def test_one_connection_too_many_is_told_so():
 
 def test_two_lengths_of_one_body_are_refused():
     both = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\n"
-    with Service() as service, connect(service) as client:
+    with Service() as service, service.open() as client:
         client.sendall(HEAD + both)
         assert read_all(client).startswith(b"HTTP/1.1 400"), "a proxy in front may believe the other one"
 
@@ -154,8 +141,8 @@ def test_of_a_burst_that_asks_and_hangs_up_nothing_is_begun(stream, size, monkey
         serving = asyncio.create_task(server.serve([listener]))
         while not server.started:
             await asyncio.sleep(0.01)
-        read = BodyReader.read
-        monkeypatch.setattr(BodyReader, "read", lambda *given: begun.append(given) or read(*given))
+        read = app.read_body
+        monkeypatch.setattr(app, "read_body", lambda *given: begun.append(given) or read(*given))
         for _ in range(BURST):
             service.connect(body).close()
         while len(ended) < BURST:
@@ -192,18 +179,6 @@ def test_there_are_fewer_connections_than_descriptors(monkeypatch):
     assert 1 <= room_for_connections(1024) < 256 - connections.OWN_FILES
     limits["now"] = (256, 100_000)
     assert room_for_connections(1024) == 1024 and 1024 < limits["now"][0] < 2000, "raised, where that is allowed"
-
-
-def test_failing_to_accept_is_one_line_a_second(caplog):
-    timers = []
-    handler = AcceptErrors("cannot accept connections", lambda seconds, work: timers.append(work))
-    context = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
-    for _ in range(1000):
-        handler(None, context)  # type: ignore[arg-type]
-    timers.pop()()
-    told = [record.getMessage() for record in caplog.records]
-    assert [line.split(" (")[0] for line in told] == ["cannot accept connections: 1", "cannot accept connections: 999"]
-    assert "Too many open files" in caplog.text and "Traceback" not in caplog.text
 
 
 FEW_FILES = """

@@ -31,15 +31,15 @@ AT_END = f"import atexit, gc, sys; atexit.register(lambda: sys.stderr.write(' '.
 class Process:
     """`serve` in a process of its own. `address` is where it listens."""
 
-    def __init__(self, *arguments: str, before: str = "") -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path_with(ROOT), "HF_HUB_OFFLINE": "1"}
+    def __init__(self, *arguments: str, before: str = "", **environment: str) -> None:
+        usual = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path_with(ROOT), "HF_HUB_OFFLINE": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-c", before + SERVE, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            env=environment,
+            env=os.environ | usual | environment,
             cwd=ROOT,
         )
 
@@ -115,19 +115,6 @@ async def health(server: Process, state: str) -> int:
     return int(float(text.split(f"\nmini_engine_requests_{state} ")[1].split()[0]))
 
 
-def run_to_the_end(*arguments: str, **environment: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", SERVE, *arguments],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=PATIENCE,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": path_with(ROOT)} | environment,
-    )
-    return done.returncode, done.stderr
-
-
 @LONG
 def test_a_port_that_is_taken_is_one_line(capsys):
     parser = OneLineParser(prog="serve")
@@ -169,14 +156,14 @@ def test_an_output_that_is_full_is_one_line(command, tmp_path):
 
 def test_without_the_extra_it_says_how_to_install_it(tmp_path):
     (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError('no fastapi', name='fastapi')", encoding="utf-8")
-    code, errors = run_to_the_end(PYTHONPATH=os.pathsep.join([str(tmp_path), path_with(ROOT)]))
+    code, errors = Process(PYTHONPATH=os.pathsep.join([str(tmp_path), path_with(ROOT)])).end()
     assert code == 2 and len(errors.splitlines()) == 1, errors
     for command in ("pip install 'kv-course[server]'", "pip install -e '.[server]'"):
         assert command in errors, "with the package alone there is no clone to install from"
 
 
 def test_help_needs_nothing_but_python():
-    code, errors = run_to_the_end("--help")
+    code, errors = Process("--help").end()
     assert (code, errors) == (0, "")
 
 

@@ -183,7 +183,7 @@ BAD = {
     "no prompt": ({"max_tokens": 1}, "prompt"),
     "an empty prompt": ({"prompt": ""}, "prompt"),
     "an id outside the vocabulary": ({"prompt": [1, 99999]}, None),
-    "half a character": ({"prompt": "\ud800"}, "prompt"),
+    "half a character": ({"prompt": "\ud800"}, None),
     "too long for the model": ({"prompt": "x", "max_tokens": 10**6}, None),
     "far too long": ({"prompt": "x " * 50000}, None),
     "options without a stream": ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),

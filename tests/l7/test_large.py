@@ -18,12 +18,6 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 HI = {"role": "user", "content": "Hi"}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with Service() as service:
-        yield service
-
-
 # Long texts
 
 

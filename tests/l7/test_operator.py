@@ -1,6 +1,5 @@
 """Lesson 7. Requests of operators and web pages: open addresses, host names, probes, encodings, and odd requests."""
 
-import json
 import signal
 
 import pytest
@@ -179,25 +178,6 @@ def test_an_encoded_body_is_refused_by_name(server: Service, coding):
         server.post("/v1/completions", {"prompt": [1], "max_tokens": 1}, **{"Content-Encoding": "identity"}).status
         == 200
     )
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-@pytest.mark.parametrize(
-    "body",
-    [
-        rb'{"\ud83d": 1}',
-        rb'{"prompt": "x", "messages": [{"\uD83D": 1}]}',
-        rb'{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "metadata": {"a": [{"\udc00": 1}]}}',
-    ],
-)
-def test_half_a_character_in_a_name_is_the_reason(server: Service, body, path):
-    found = server.post(path, body)
-    assert found.status == 400 and "character" in found.body["error"]["message"], found
-
-
-def test_a_whole_character_in_two_halves_is_a_name(server: Service):
-    body = {"prompt": [1], "max_tokens": 1, "metadata": {"🚲": 1}}
-    assert server.post("/v1/completions", json.dumps(body).encode("ascii")).status == 200
 
 
 @pytest.mark.parametrize("size", [*range(1, len(OPEN) + 1), len(OPEN) + 12])

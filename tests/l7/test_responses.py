@@ -17,12 +17,6 @@ BRIEF = {"role": "system", "content": "Be brief."}
 
 
 @pytest.fixture(scope="module")
-def server():
-    with Service() as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
 def client(server):
     openai = pytest.importorskip("openai", reason="needs the openai client")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
@@ -215,12 +209,11 @@ def test_afterwards_no_block_is_held(server: Service):
     [
         ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {"a": float("inf")}}, "metadata"),
-        ({"metadata": {"a": "\ud800"}}, "metadata"),
         ({"metadata": {"a": "x" * 513}}, "metadata"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"input": [HI] * 4096, "instructions": "Be brief."}, "input"),
     ],
-    ids=["number", "infinite", "half a character", "long", "many", "one turn too many"],
+    ids=["number", "infinite", "long", "many", "one turn too many"],
 )
 def test_what_would_break_an_answer_is_refused(server: Service, more, param):
     found = server.post(PATH, {"model": "tiny", "input": "Hi", "max_output_tokens": 2} | more)

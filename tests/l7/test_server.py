@@ -15,12 +15,6 @@ IDS = {"return_token_ids": True}
 
 
 @pytest.fixture(scope="module")
-def server():
-    with Service() as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
 def openai():
     """OpenAI's library; imported here, since that takes half a second."""
     return pytest.importorskip("openai", reason="needs the openai client")

@@ -33,12 +33,6 @@ TOOLS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server():
-    with Service() as service:
-        yield service
-
-
 def is_town(text: str) -> bool:
     """Whether the text is JSON that fits TOWN."""
     found = json.loads(text)
@@ -93,13 +87,6 @@ def test_text_is_no_constraint(server: Service):
     plain = server.post(CHAT, ASK | {"return_token_ids": True}).body["choices"][0]["token_ids"]
     asked = ASK | {"return_token_ids": True, "response_format": {"type": "text"}}
     assert server.post(CHAT, asked).body["choices"][0]["token_ids"] == plain
-
-
-def test_a_stream_says_the_same(server: Service):
-    whole = choice_of(server.post(CHAT, ASK | AS_TOWN))["message"]["content"]
-    chunks = streamed(server, ASK | AS_TOWN)
-    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == whole
-    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 def test_each_of_n_answers_has_its_own_state(server: Service):

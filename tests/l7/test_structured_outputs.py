@@ -22,12 +22,6 @@ CHAT = "/v1/chat/completions"
 DIGIT = {"type": "object", "properties": {"n": INTEGER}, "required": ["n"]}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with Service() as service:
-        yield service
-
-
 def text_of(found) -> str:
     assert found.status == 200, found
     (choice,) = found.body["choices"]

@@ -38,12 +38,6 @@ def compiler():
     return GrammarCompiler(tokenizer(), len(tokenizer().token_bytes), (2047,))
 
 
-@pytest.fixture(scope="module")
-def server():
-    with Service() as service:
-        yield service
-
-
 def takes(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:
     """Whether a whole text fits a grammar."""
     matcher = grammar.matcher()

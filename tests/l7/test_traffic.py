@@ -2,14 +2,15 @@
 
 import logging
 import re
-import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from mini_engine.server.hardening import traffic
+from mini_engine.server.hardening.connections import AcceptErrors
 from mini_engine.server.hardening.traffic import LineASecond, Traffic
-from tests.l7.service import PATIENCE, Service, raw_request
+from tests.l7.service import PATIENCE, Service, raw_request, read_all
 
 pytestmark = pytest.mark.reference  # no task is about this
 
@@ -34,17 +35,22 @@ def counted(service: Service) -> dict[str, int]:
 
 def exchange(service: Service, data: bytes) -> bytes:
     """Send these bytes over a connection of its own, and read until the server closes it."""
-    with socket.create_connection(service.address, timeout=PATIENCE) as client:
+    with service.open() as client:
         client.sendall(data)
-        content = b""
-        while piece := client.recv(65536):
-            content += piece
-    return content
+        return read_all(client)
 
 
-def test_events_within_a_second_are_one_line_that_counts_them(caplog):
-    timers = []
-    events = LineASecond("events", lambda seconds, work: timers.append(work))
+@pytest.fixture
+def timers(monkeypatch) -> list:
+    """What waits for the end of a second in the event loop."""
+    found = []
+    loop = SimpleNamespace(call_later=lambda seconds, work: found.append(work))
+    monkeypatch.setattr(traffic.asyncio, "get_running_loop", lambda: loop)
+    return found
+
+
+def test_events_within_a_second_are_one_line_that_counts_them(caplog, timers):
+    events = LineASecond("events")
     events.note("a", "the first")
     assert lines(caplog) == ["events: 1 (a: 1), the latest the first"], "the first one is told at once"
     for number in range(1000):
@@ -56,6 +62,17 @@ def test_events_within_a_second_are_one_line_that_counts_them(caplog):
     assert len(lines(caplog)) == 2 and not timers, "after a second without any, nothing is told and nothing waits"
     events.note("a", "the next")
     assert lines(caplog)[2:] == ["events: 1 (a: 1), the latest the next"]
+
+
+def test_failing_to_accept_is_one_line_a_second(caplog, timers):
+    handler = AcceptErrors("cannot accept connections")
+    context = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
+    for _ in range(1000):
+        handler(None, context)  # type: ignore[arg-type]
+    timers.pop()()
+    told = [record.getMessage() for record in caplog.records]
+    assert [line.split(" (")[0] for line in told] == ["cannot accept connections: 1", "cannot accept connections: 999"]
+    assert "Too many open files" in caplog.text and "Traceback" not in caplog.text
 
 
 def test_a_flood_of_nonsense_is_one_line_with_the_address(quiet, caplog):

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace, config: ServerConfig, listener: socket.socket)
         fleet = fleets.Fleet(args, fleet_config)
         cluster = Cluster(tokenizer, fleet.limits(), waiting, fleet.ask)
         metrics = ReplicaMetrics(fleet.scrape)
-        app = ServerApp(ReplicaService(cluster, config, metrics, args.replicas, fleet.num_alive))
+        app = ServerApp(ReplicaService(cluster, config, metrics.scrape, args.replicas, fleet.num_alive))
         app.prepare()
         with replacing_on_hangup(fleet.deploy, f"{args.replicas} replicas") as restart:
             if asked_to_end():

@@ -98,11 +98,11 @@ class ReplicaService(Service):
         self,
         cluster: Cluster,
         config: ServerConfig,
-        metrics: ReplicaMetrics,
+        scrape: Callable[[], Awaitable[bytes]],
         num_replicas: int,
         num_alive: Callable[[], Awaitable[int]],
     ) -> None:
-        super().__init__(cluster, config, metrics)
+        super().__init__(cluster, config, scrape)
         self.num_replicas, self.num_alive = num_replicas, LastKnown(num_alive)
 
     async def submit(self, wanted: Sampling) -> Answers:

@@ -1,15 +1,13 @@
 """Lesson 7. Bodies: they arrive in full, within a size and a time, and none of them holds up other clients.
 
-uvicorn and h11 bound neither size nor time, and neither json nor pydantic releases Python's lock before it is done. So
+uvicorn and h11 bound neither size nor time, and pydantic does not release Python's lock before it is done. So
 a body of more than MAX_VALUES values is refused unparsed, and large ones are parsed in a thread; for small ones, the
 thread switch would cost more than it saves.
 """
 
 import asyncio
-import json
-import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -24,7 +22,7 @@ from mini_engine.server.middleware import Middleware
 
 TURNS = 3  # of the event loop
 SMALL = 2**14  # bytes
-HALF = re.compile("[\ud800-\udfff]")  # a lone surrogate: JSON can spell it, but no text contains it
+THREAD = ThreadPoolExecutor(1, "bodies")  # large bodies take turns
 
 Wanted = TypeVar("Wanted", bound=Body)
 
@@ -60,15 +58,11 @@ class BodyLimit(Middleware):
                     if len(body) > self.max_bytes:
                         raise self.too_large()
         except TimeoutError:
-            late = ApiError(408, f"the body did not arrive within {self.max_seconds:g} seconds")
-            await late.response()(scope, receive, send)
-        except ApiError as error:
-            await error.response()(scope, receive, send)
+            raise ApiError(408, f"the body did not arrive within {self.max_seconds:g} seconds") from None
         except ClientDisconnect:
             return
-        else:
-            if not await has_gone(scope, receive):
-                await self.app(scope, replay(bytes(body), receive), send)
+        if not await has_gone(scope, receive):
+            await self.app(scope, replay(bytes(body), receive), send)
 
     def too_large(self) -> ApiError:
         """Return the refusal of a body of more than `max_bytes`."""
@@ -97,57 +91,29 @@ async def has_gone(scope: Scope, receive: Receive) -> bool:
     return await Request(scope, receive).is_disconnected()
 
 
-class BodyReader:
-    """Turns a body's bytes into a validated request. One thread: large bodies take turns."""
+async def read_body(request: Request, model: type[Wanted]) -> Wanted:
+    """Read the request's body as a `model`.
 
-    def __init__(self) -> None:
-        self.thread = ThreadPoolExecutor(1, "bodies")
-
-    async def read(self, request: Request, model: type[Wanted]) -> Wanted:
-        """Read the request's body as a `model`.
-
-        Raises:
-            RequestValidationError: the body is not JSON, or does not match `model`.
-            ApiError: it has too many values, or a Content-Encoding.
-        """
-        if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
-            raise ApiError(400, f"the body has the Content-Encoding {coding!r}; send it as it is, without that header")
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise wrong("model_attributes_type")
-        data = await request.body()
-        if len(data) <= SMALL:
-            return parsed(data, model)
-        return await asyncio.get_running_loop().run_in_executor(self.thread, parsed, data, model)
+    Raises:
+        RequestValidationError: the body is not JSON, or does not match `model`.
+        ApiError: it has too many values, or a Content-Encoding.
+    """
+    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        raise ApiError(400, f"the body has the Content-Encoding {coding!r}; send it as it is, without that header")
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise RequestValidationError([{"type": "model_type", "loc": ("body",)}])
+    data = await request.body()
+    if len(data) <= SMALL:
+        return parsed(data, model)
+    return await asyncio.get_running_loop().run_in_executor(THREAD, parsed, data, model)
 
 
 def parsed(data: bytes, model: type[Wanted]) -> Wanted:
-    """Parse, validate and prepare a body."""
+    """Parse and validate a body."""
     if num_values(data) > MAX_VALUES:
         raise ApiError(400, f"the body has more than {MAX_VALUES} values; send several requests")
-    hook = with_whole_names if rb"\ud" in data.lower() else None
     try:
-        content = json.loads(data.decode(), object_pairs_hook=hook)  # from bytes, json would also accept UTF-16
-    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and numbers of thousands of digits
-        deep = isinstance(error, RecursionError)
-        raise wrong("json_invalid", reason="it is nested too deeply" if deep else str(error)) from None
-    if not isinstance(content, dict):
-        raise wrong("model_attributes_type")
-    try:
-        found = model.model_validate(content)
+        return model.model_validate_json(data)
     except ValidationError as error:
         wrongs = error.errors(include_url=False, include_input=False)
         raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in wrongs]) from None
-    found.prepare()
-    return found
-
-
-def with_whole_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. ApiError if a name contains a lone surrogate; `fields.Text` finds them in values."""
-    if any(HALF.search(name) for name, _ in pairs):
-        raise ApiError(400, "a name in the body holds half a character, a lone surrogate; remove it")
-    return dict(pairs)
-
-
-def wrong(kind: str, reason: str = "") -> RequestValidationError:
-    """Return an error in the shape of pydantic's."""
-    return RequestValidationError([{"type": kind, "loc": ("body",), "msg": kind, "ctx": {"error": reason}}])

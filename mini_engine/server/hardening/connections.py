@@ -84,6 +84,7 @@ class HardenedServer(uvicorn.Server):
             loop="asyncio",  # uvloop ignores BufferedProtocol and reads without a bound
             http=partial(GuardedProtocol, guard=Guard(limits, traffic)),  # type: ignore[arg-type]
             ws="none",
+            lifespan="off",
             backlog=BACKLOG,
             log_config=None,
             log_level="error",  # it warns of each malformed request, and twice of each that asks to upgrade

@@ -10,7 +10,6 @@
 """
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -184,17 +183,17 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
 
     def send_error(self, error: ApiError) -> None:
         """Write a whole response."""
-        body = json.dumps(error.body).encode()
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
-        head = h11.Response(status_code=error.status_code, headers=[*(headers | dict(error.headers or {})).items()])
+        response = error.response()
+        headers = [*response.raw_headers, (b"connection", b"close")]
         self.guard.traffic.responses.labels(error.status_code).inc()
-        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+        head = h11.Response(status_code=error.status_code, headers=headers)
+        for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
 
     # Writing to the client
 
     def pause_writing(self) -> None:
-        """Start timing the client: the write buffer has passed its high-water mark."""
+        """Start timing the client: part of its answer waits in the write buffer."""
         super().pause_writing()
         self.time_reading()
 

@@ -7,7 +7,6 @@ the number of events.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -17,8 +16,6 @@ from mini_engine.server.disconnect import CLIENT_CLOSED
 
 LOG_SECONDS = 1.0
 
-Later = Callable[[float, Callable[[], None]], Any]
-
 log = logging.getLogger(__name__)
 
 
@@ -27,11 +24,10 @@ class LineASecond:
 
     Args:
         subject: begins each line; the number of events by kind, and the latest one, follow.
-        later: schedules a call after some seconds; by default, in the event loop that runs then.
     """
 
-    def __init__(self, subject: str, later: Later | None = None) -> None:
-        self.subject, self.later = subject, later
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
         self.counts: Counter[str] = Counter()
         self.latest = ""
         self.waits = False
@@ -50,7 +46,7 @@ class LineASecond:
             counts = ", ".join(f"{kind}: {count}" for kind, count in sorted(self.counts.items()))
             log.warning("%s: %d (%s), the latest %s", self.subject, self.counts.total(), counts, self.latest)
             self.counts.clear()
-            (self.later or asyncio.get_running_loop().call_later)(LOG_SECONDS, self.write)
+            asyncio.get_running_loop().call_later(LOG_SECONDS, self.write)
 
 
 class Traffic:

@@ -15,7 +15,7 @@ from mini_engine.base.values import shown
 from mini_engine.server.errors import ApiError
 from mini_engine.server.hardening.bodies import BodyLimit
 from mini_engine.server.hardening.traffic import Traffic
-from mini_engine.server.middleware import ApiKey
+from mini_engine.server.middleware import ApiKey, Middleware
 from mini_engine.server.server_config import ServerConfig
 
 CLOSED = (b"connection", b"close")
@@ -34,26 +34,26 @@ def harden(app: ASGIApp, config: ServerConfig) -> "Outermost":
     return Outermost(app)
 
 
-class HostCheck:
-    """Refuses requests whose `Host` header names none of `hosts`. For every path.
+class HostCheck(Middleware):
+    """Refuses requests whose `Host` header names none of `hosts`.
 
     Web pages can reach a server that listens only on this machine: if a page's own name suddenly resolves to 127.0.0.1,
     the browser lets it read the responses (DNS rebinding). The header still has the page's name. (Starlette's
     TrustedHostMiddleware answers in plain text, and refuses HTTP/1.0 without a Host.)
     """
 
+    paths = "/"
+
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
-        self.app = app
+        super().__init__(app)
         self.hosts = {f"[{host}]" if ":" in host else host.lower() for host in hosts}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI connection."""
-        given = Headers(scope=scope).get("host") if scope["type"] == "http" else None
-        if given is None or PORT.sub("", given.strip().lower()) in self.hosts:  # only HTTP/1.0 may omit it
-            await self.app(scope, receive, send)
-            return
-        message = f"the Host {given[:100]!r} is not allowed; use the server's address, or start it with --allow-host"
-        await ApiError(403, message, code="host_not_allowed").response()(scope, receive, send)
+    def check(self, scope: Scope) -> None:
+        """Compare the name without its port."""
+        given = Headers(scope=scope).get("host")
+        if given is not None and PORT.sub("", given.strip().lower()) not in self.hosts:  # only HTTP/1.0 may omit it
+            allowed = "use the server's address, or start it with --allow-host"
+            raise ApiError(403, f"the Host {given[:100]!r} is not allowed; {allowed}", code="host_not_allowed")
 
 
 class Outermost:
@@ -71,9 +71,6 @@ class Outermost:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
