@@ -12,7 +12,6 @@ from contextlib import redirect_stdout
 
 from scripts import ROOT, batch_invariance, l7_load, long_prompt, show_bytes, smoke_all
 from scripts.bench.common import Report
-from scripts.website.report import print_rows
 
 import pytest
 from hypothesis import given
@@ -172,8 +171,6 @@ def test_the_tables_of_single_scripts(width, capsys):
     has_all(text, [*parts, *(f"n = {n}" for n in batch_invariance.COUNTS)], ["equal", "no"], width)
     text = said(l7_load.print_speed, {"LLM.generate": 12_345.0, "HTTP, streamed": 1_234.0}, width=width)
     has_all(text, ["LLM.generate", "HTTP, streamed", "tokens/s"], ["12,345", "1,234", "10%"], width)
-    row = {"page": "l3_block_tensor/README.md", "a": 12345.6, "b": 1234.5, "c": 1234}
-    has_all(said(print_rows, [row], width=width), ["kB without fonts", "first paint, ms"], ["12345.6", "1234"], width)
     text = said(show_bytes.main, ["naïve 😀 漢字 incomprehensibilities"], width=width)
     has_all(text, ["token id", "bytes", "streamed", "decoded alone", "'漢'", "'😀'"], [], width)
 
