@@ -6,7 +6,8 @@ style sheet serves readers whose system is dark.
 """
 
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,14 @@ def canvas(path: Path, width: float, height: float, words: str) -> Iterator[Any]
     if path.suffix == ".svg":
         text = path.read_text(encoding="utf-8")
         path.write_text(readable_by_all(text, words), encoding="utf-8", newline="\n")
+
+
+def drawn(draw: Callable[[Path], None]) -> str:
+    """Return the SVG that `draw` writes to a path."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "drawn.svg"
+        draw(path)
+        return path.read_text(encoding="utf-8")
 
 
 def readable_by_all(svg: str, words: str) -> str:

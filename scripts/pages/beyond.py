@@ -8,12 +8,11 @@ Every figure is read from the lesson's page, which gives its command.
 
 import re
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts import ROOT
-from scripts.bench.plot import BAR, INK, LINE, MUTED, canvas
+from scripts.bench.plot import BAR, INK, LINE, MUTED, canvas, drawn
 from scripts.pages.generated import asks_for_check, settle
 
 LESSONS = ROOT / "lessons"
@@ -169,12 +168,7 @@ def draw_row(axes, y: float, gain: Gain) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    check = asks_for_check(__doc__, argv)
-    with tempfile.TemporaryDirectory() as folder:
-        drawn = Path(folder) / PICTURE.name
-        draw(drawn)
-        files = {PICTURE: drawn.read_text(encoding="utf-8")}
-    return settle(files, check, COMMAND)
+    return settle({PICTURE: drawn(draw)}, asks_for_check(__doc__, argv), COMMAND)
 
 
 if __name__ == "__main__":

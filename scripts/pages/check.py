@@ -13,8 +13,8 @@ from scripts import first_line
 GENERATED = (
     *("scripts.pages.sync_code", "scripts.pages.api", "scripts.pages.draw_map", "scripts.pages.matrix"),
     *("scripts.pages.buffer_states", "scripts.pages.seen_on", "scripts.pages.on_gpu", "scripts.pages.notebook"),
-    *("scripts.pages.tracks", "scripts.pages.lesson_tables", "scripts.pages.race", "scripts.pages.beyond"),
-    *("scripts.pages.handover_figures", "scripts.pages.chats"),
+    *("scripts.pages.tracks", "scripts.pages.lesson_tables", "scripts.pages.race", "scripts.pages.ladder"),
+    *("scripts.pages.beyond", "scripts.pages.handover_figures", "scripts.pages.chats"),
     *("scripts.website.cards", "scripts.website.film"),
 )
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from scripts import ROOT
 from scripts.pages.generated import asks_for_check, fill, settle
-from scripts.pages.ladder import FIGURES, read_report
+from scripts.pages.ladder import FOLDER, read_report
 
-FOLDER = ROOT / "lessons" / "ladder"
 RECORD, HERO = FOLDER / "race.js", ROOT / "site" / "theme" / "partials" / "hero-race.html"
 RUNNERS = (0, 1, 5, 8, 9)
 START = "// Recorded by scripts/pages/race.py: do not edit, record again.\nwindow.KV_RACE = "
@@ -30,7 +29,7 @@ Lane = dict[str, Any]
 def lanes(new_tokens: int) -> list[Lane]:
     """Return each runner's lesson, name, speed and seconds, from the ladder's figures."""
     found = []
-    for row in read_report(FOLDER / FIGURES).rows:
+    for row in read_report().rows:
         number, _, name = row["lesson"].partition(" ")
         if int(number) in RUNNERS:
             speed = row["new tokens/s"]
