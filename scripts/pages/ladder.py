@@ -1,7 +1,7 @@
 """Course machinery. Makes the ladder's page, tables and picture from the figures in ladder.json, without measuring.
 
-    python -m scripts.pages.ladder            # write them
-    python -m scripts.pages.ladder --check    # write nothing; exit 1 if they do not fit the figures
+python -m scripts.pages.ladder            # write them
+python -m scripts.pages.ladder --check    # write nothing; exit 1 if they do not fit the figures
 """
 
 import json

@@ -15,28 +15,9 @@ FACTS_FILE = Path(__file__).with_name("facts.toml")
 HELD_OUT_SHARE = 0.3
 SMALLEST_TAUGHT_RELATION = 12  # a relation with fewer facts does not teach a phrasing well enough to hold one out
 NUMBER_WORDS = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-    "twenty",
-]
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+]  # fmt: skip
 
 
 class Line(NamedTuple):
