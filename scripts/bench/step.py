@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench import step_parts
+from scripts.bench.behind import decoding_scheduler
 from scripts.bench.common import Report
 from scripts.bench.options import add_batches, add_checkpoint, checkpoint_of
 from scripts.bench.peers import weight_bytes
-from scripts.bench.scheduler import NoModel, decoding_scheduler
+from scripts.bench.scheduler import NoModel
 from scripts.bench.turns import READ_BYTES, Timing, memory_reader, take_turns
 
 import torch
