@@ -174,13 +174,6 @@ def test_a_load_is_measured(load, bench):
     assert schema.built(schema.Speed, asdict(found), "it") == found
 
 
-def test_a_shared_beginning_is_computed_once(bench):
-    way = speed.ours(bench.engine)
-    for name, expected in (("shared beginning", 256 + 8 * 16), ("nothing shared", 8 * 272)):
-        seen = speed.run_once(way, speed.jobs_of(name, 8, bench.model.config.vocab_size))
-        assert seen.prefill_tokens == expected, name
-
-
 @pytest.mark.parametrize("pair", speed.PAIRS, ids=" / ".join)
 def test_two_ways_are_compared(pair, bench):
     """Without a GPU: padded steps without a graph for captured ones, C++ for Triton."""
@@ -262,34 +255,6 @@ def test_parts_without_time_are_missing_and_say_so(made, tmp_path, monkeypatch):
     found = read(tmp_path)
     assert found.finished and {one.status for one in [*found.kernels, *found.speeds]} == {"missing"}
     assert all("were left" in one.why for one in found.with_status("missing"))
-
-
-def test_lessons_without_time_are_missing_and_the_scripts_that_run_are_ended(monkeypatch):
-    ended = []
-
-    def slow_machine(lessons, *args, **options):
-        try:
-            for lesson in lessons:
-                yield run.Result(lesson, 1, 100.0, "")
-        finally:
-            ended.append(True)
-
-    monkeypatch.setattr(run, "run_all", slow_machine)
-    monkeypatch.setattr(run, "start_warm", lambda: None)
-    making = run.Run(report(kernels=[], speeds=[]), 600.0, lambda report: None, lambda name: None)
-    left = iter([500.0, 350.0, 150.0])
-    monkeypatch.setattr(run.Clock, "left", property(lambda self: next(left, 150.0)))
-    making.tokens()
-    status = [lesson.status for lesson in making.report.lessons]
-    assert ended and status[:4] == ["failed"] * 3 + ["missing"] and set(status[3:]) == {"missing"}
-    assert making.report.lessons[-1].why == "there was no time: 150 s were left"
-
-
-def test_a_step_that_would_take_too_long_is_not_begun():
-    made = run.Run(report(kernels=[], speeds=[]), 60.0, lambda report: None, lambda name: None)
-    eight, thirty_two = (run.Step("it", None, {}, "prefill", n) for n in (8, 32))
-    made.took["prefill"] = 8, 20.0
-    assert made.too_long(eight) == "" and made.too_long(thirty_two).startswith("there was no time: it takes about 80 s")
 
 
 def test_the_json_can_be_printed(made, capsys):

@@ -77,13 +77,6 @@ def test_each_item_has_its_lesson_or_says_why_it_has_none(anchor):
     assert len({tuple(row[:2]) for row in found}) == len(found), "two rows are the same item"
 
 
-@pytest.mark.parametrize("anchor", DOCUMENTS)
-def test_the_first_table_names_the_lessons_of_each_document(anchor):
-    linked = {int(number) for row in rows(anchor) for number in re.findall(r"\]\(l(\d+)_", row[2])}
-    (named,) = re.findall(rf"\(#{anchor}\) \|.*\| lessons ([\d, ]+) \|", TEXT)
-    assert named == ", ".join(map(str, sorted(linked)))
-
-
 def test_the_figures_of_mini_sglang_are_lesson_2_s():
     config = Qwen3Config(**(SHAPES["0.6B"] | {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128}))
     assert f"{config.kv_bytes_per_token(torch.bfloat16):,} bytes a token of Qwen3-8B" in TEXT
@@ -93,9 +86,3 @@ def test_the_figures_of_mini_sglang_are_lesson_2_s():
     assert f"73 tokens are {len(table.blocks)} blocks" in TEXT
     lesson = (ROOT / "lessons/l2_token_flat/README.md").read_text(encoding="utf-8")
     assert f"{pool_slots(config, torch.bfloat16, 14 * 2**30):,}" in lesson, "100k tokens, to the slot"
-
-
-def test_the_page_is_found_from_the_menu_and_from_two_pages():
-    assert "sources.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    for page in ("README.md", "whats-not-covered.md", "coming-from.md"):
-        assert "(sources.md)" in (ROOT / "lessons" / page).read_text(encoding="utf-8"), page

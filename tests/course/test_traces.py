@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 from scripts import ROOT
 from scripts.traces import record as recording
 from scripts.traces.pictures import PLAYER, is_current, picture_path
-from scripts.traces.tape import MOST_FRAMES, VERSION, Tape, ask, read_trace
+from scripts.traces.tape import MOST_FRAMES, VERSION, Tape, read_trace
 from scripts.website.player_links import place_of
 
 import pytest
@@ -125,18 +125,6 @@ def test_each_frame_names_a_function_that_exists(name):
         assert any(line.split("(")[0].split(":")[0].split()[-1:] == [symbol] for line in lines[:3]), frame["code"]
 
 
-def test_a_kernel_that_forgets_to_rescale_is_not_what_the_reference_computes(monkeypatch):
-    from mini_engine.attention import blockwise
-
-    source = Path(blockwise.__file__).read_text(encoding="utf-8")
-    assert "sums = sums * rescale" in source
-    wrong: dict = {}
-    exec(source.replace("sums = sums * rescale", "sums = sums"), wrong)
-    monkeypatch.setattr(blockwise, "attend_blocks", wrong["attend_blocks"])
-    last = recording.record("l3-walk").frames[-1]
-    assert last["kernel"] != last["out"]
-
-
 def forgets_its_locks(split):
     def wrong(self, num_blocks, width):
         upper = split(self, num_blocks, width)
@@ -232,27 +220,11 @@ def test_a_bug_in_the_engine_shows_in_the_trace(name, place, bug, monkeypatch):
     assert [frame | {"say": ""} for frame in told] != [frame | {"say": ""} for frame in TRACES[name]["frames"]]
 
 
-def test_check_says_what_is_out_of_date(tmp_path, monkeypatch, capsys):
-    (tmp_path / "l6_text").mkdir()
-    for path in (PATHS["l6-bytes"], picture_path(PATHS["l6-bytes"])):
-        (tmp_path / "l6_text" / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(recording, "LESSONS", tmp_path)
-    assert recording.main(["--check", "--only", "l6-bytes"]) == 0
-    copy = tmp_path / "l6_text" / "bytes.trace.js"
-    copy.write_text(copy.read_text(encoding="utf-8").replace("held back", "held up", 1), encoding="utf-8")
-    assert recording.main(["--check", "--only", "l6-bytes"]) == 1
-    assert "bytes.trace.js" in capsys.readouterr().out
-
-
 def test_recording_code_that_never_ends_is_stopped():
     tape = Tape("x", "x.trace.js", "pool", "x")
     with pytest.raises(RuntimeError):
         for _ in range(MOST_FRAMES + 1):
             tape.show("again")
-
-
-def test_a_question_without_a_wrong_option_is_not_asked():
-    assert ask("Which?", 4, (4, "4"), "") is None
 
 
 def check_trace(number: int, work: Path, *options: str) -> subprocess.CompletedProcess:

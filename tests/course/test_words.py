@@ -107,20 +107,6 @@ def test_headings_code_links_and_parts_of_words_stay(text):
     assert 'class="term"' not in convert(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["Blocks come.", "two blocks", "**block**", "| x |\n| --- |\n| block |", "- a *block*"]
-)
-def test_plurals_capitals_and_what_stands_in_lists_and_cells_are_found(text):
-    assert convert(text).count('class="term"') == 1
-
-
-def test_two_words_of_one_line_keep_their_order_and_their_text():
-    glossary = FIRST_ROW + '\n| <a id="slot"></a>slot | a place | 2 |'
-    html = convert("Before *x* a slot, then a block, then done.", glossary=glossary)
-    assert re.sub(r"<a [^>]*>|</a>", "", html) == "<p>Before <em>x</em> a slot, then a block, then done.</p>"
-    assert re.findall(r"#(\w+)", html) == ["slot", "block"]
-
-
 def test_the_longer_of_two_terms_wins_across_a_line_s_end():
     glossary = FIRST_ROW + '\n| <a id="table"></a>block table, BlockTable | blocks in order | 2 |'
     html = convert("the block\ntable and the BlockTable and a block", glossary=glossary)
