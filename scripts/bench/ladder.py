@@ -217,8 +217,8 @@ def draw(report: Report, path: Path) -> None:
 def finish(report: Report, args) -> int:
     """With --write, update the page, the picture and the figures."""
     if args.write:
-        from scripts.pages import ladder
+        from scripts.pages import generated, ladder
 
         report.write(ladder.FIGURES)
-        return ladder.main([])
+        return generated.settle(ladder.files(), check=False)
     return 0

@@ -6,14 +6,13 @@ docstrings, the commands' options, the server's routes) comes from the source, w
 
 import ast
 import re
-import sys
 import textwrap
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from scripts import ROOT
-from scripts.pages.generated import asks_for_check, settle
 
 PAGE = ROOT / "lessons" / "api.md"
 SECTION = re.compile(r"(Args|Returns|Raises|Attributes):$")
@@ -267,9 +266,9 @@ COMMANDS = (
 INTRO = """# API
 
 What you call when you use the engine, with shapes and errors. The page is made from the source
-(`python -m scripts.pages.api`), so it says what the code says. Shapes: `T` tokens of a step, `S` sequences, `R` rows of
-logits, `H_q` query heads, `H_kv` key and value heads, `D` their width. Words are in the [glossary](glossary.md), and
-[how the pieces fit](how-the-pieces-fit.md) shows what calls what.
+(`python -m scripts.pages.check --write`), so it says what the code says. Shapes: `T` tokens of a step, `S` sequences,
+`R` rows of logits, `H_q` query heads, `H_kv` key and value heads, `D` their width. Words are in the
+[glossary](glossary.md), and [how the pieces fit](how-the-pieces-fit.md) shows what calls what.
 
 ```python
 from mini_engine import LLM, SamplingParams
@@ -479,10 +478,6 @@ def page() -> str:
     return "\n\n".join([*parts, *commands()]) + "\n"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write the page. With --check, only compare; returns 1 if it is out of date."""
-    return settle({PAGE: page()}, asks_for_check(__doc__, argv), "python -m scripts.pages.api")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Return the text that the page should have."""
+    return {PAGE: page()}

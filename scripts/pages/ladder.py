@@ -1,18 +1,13 @@
-"""Course machinery. Makes the ladder's page, tables and picture from the figures in ladder.json, without measuring.
-
-python -m scripts.pages.ladder            # write them
-python -m scripts.pages.ladder --check    # write nothing; exit 1 if they do not fit the figures
-"""
+"""Course machinery. Makes the ladder's page, tables and picture from the figures in ladder.json, without measuring."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from scripts import ROOT
 from scripts.bench.common import Report, format_figure
 from scripts.bench.plot import BAR, INK, LINE, MUTED, SOFT, canvas, drawn
-from scripts.pages.generated import asks_for_check, fill, settle
+from scripts.pages.generated import fill
 
 FOLDER = ROOT / "lessons" / "ladder"
 PAGE, FIGURES, PICTURE = (FOLDER / name for name in ("README.md", "ladder.json", "ladder.svg"))
@@ -76,12 +71,11 @@ def read_report(path: Path = FIGURES) -> Report:
     return Report(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write page and picture. With --check, only compare; returns 1 if they are out of date."""
+def files() -> dict[Path, str]:
+    """Return the texts that page and picture should have."""
     report = read_report()
     drawing = drawn(lambda path: draw_ladder(report.rows, path))
-    files = {PICTURE: drawing, PAGE: filled(PAGE.read_text(encoding="utf-8"), report)}
-    return settle(files, asks_for_check(__doc__, argv), "python -m scripts.pages.ladder")
+    return {PICTURE: drawing, PAGE: filled(PAGE.read_text(encoding="utf-8"), report)}
 
 
 # ---------------------------------------------------------------- the picture
@@ -158,7 +152,3 @@ def longest(values: list[float]) -> float:
     first, *rest = sorted(values, reverse=True)
     second = rest[0] if rest else 0
     return second * 1.6 if second and first > 4 * second else first
-
-
-if __name__ == "__main__":
-    sys.exit(main())
