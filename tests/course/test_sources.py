@@ -28,7 +28,6 @@ TEXT = "\n".join(PAGE.lines)
 CELL = re.compile(r"\[((?:`[^`]+`(?:, )?)+)\]\(([\w/.]+)\.py\)")
 CELLS = [(normpath(f"lessons/{link}"), names) for names, link in CELL.findall(TEXT)]
 NAMED = sorted({(path, name) for path, names in CELLS for name in re.findall(r"`([^`]+)`", names)})
-DOCUMENTS = {"pymllm": 53, "mini-sglang": 30, "mini-yaie": 44, "zerfoo": 30}
 
 
 @cache
@@ -56,25 +55,6 @@ def test_a_name_in_the_tables_is_in_its_module(path, name):
     assert getattr(thing, "__module__", module.__name__) == module.__name__, f"{first} is only imported in {path}.py"
     assert not attribute or attribute in attributes_of(thing), f"{first} in {path}.py has no {attribute}"
     assert not parameter or parameter in inspect.signature(thing).parameters, f"{first} takes no {parameter}"
-
-
-def rows(anchor: str) -> list[list[str]]:
-    """Return the rows of the table under an anchor, without its head."""
-    section = TEXT.partition(f'<a id="{anchor}"></a>')[2].partition("\n## ")[0]
-    table = [line for line in section.split("\n") if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[2:]]
-
-
-@pytest.mark.parametrize("anchor", DOCUMENTS)
-def test_each_item_has_its_lesson_or_says_why_it_has_none(anchor):
-    found = rows(anchor)
-    assert len(found) == DOCUMENTS[anchor], "an item of the document has come or gone"
-    for row in found:
-        assert len(row) == 4 and all(row), row
-        theirs, _, lesson, here = row
-        assert lesson == "none" or re.search(r"\]\(l\d+_\w+/README\.md", lesson), f"{theirs}: link its lesson"
-        assert here, f"{theirs}: say what it is called here, or why it is missing"
-    assert len({tuple(row[:2]) for row in found}) == len(found), "two rows are the same item"
 
 
 def test_the_figures_of_mini_sglang_are_lesson_2_s():
