@@ -2,11 +2,9 @@
 
 import random
 
+from scripts.bench.behind import add_requests, without_model
 from scripts.bench.common import Report
 
-from mini_engine.engine.request import Request
-from mini_engine.engine.sampled import Sampled
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.manager import KvCacheManager
@@ -34,19 +32,11 @@ def blocks_of(prompt: int, answer: int) -> int:
 def simulate(load, num_blocks: int, **limits) -> dict[str, float]:
     """Run a load through the scheduler without a model."""
     scheduler = Scheduler(KvCacheManager(num_blocks + 1, BLOCK_SIZE), SchedulerConfig(**limits))
-    requests = [
-        Request(str(i), [1] * prompt, SamplingParams(temperature=0, max_tokens=answer))
-        for i, (prompt, answer) in enumerate(load)
-    ]
-    for request in requests:
-        scheduler.add(request)
+    requests = add_requests(scheduler, load)
     steps = tokens = most = 0
-    while scheduler.requests:
-        chunks = scheduler.schedule()
-        tokens += sum(chunk.stop - chunk.start for chunk in chunks)
-        most = max(most, len(scheduler.running))
-        scheduler.update(chunks, [Sampled(1, None)] * sum(chunk.samples for chunk in chunks))
-        steps += 1
+    for chunks in without_model(scheduler):
+        steps, tokens = steps + 1, tokens + sum(chunk.stop - chunk.start for chunk in chunks)
+        most = max(most, sum(chunk.start < chunk.stop for chunk in chunks))
     once = sum(prompt + answer - 1 for prompt, answer in load)
     return {
         "steps": steps,

@@ -13,12 +13,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from scripts.bench.behind import decoding
 from scripts.bench.common import Report
 from scripts.bench.options import add_batches, add_dtype, checkpoint_of
 from scripts.bench.runs import load_hf
 from scripts.bench.turns import READ_BYTES, gather_turns, memory_reader, seconds_of
 from scripts.bench.windows_counts import Shape
-from scripts.bench.windows_speed import NEW, decoding, engine_behind, with_windows
+from scripts.bench.windows_speed import NEW, engine_behind, with_windows
 
 import torch
 
@@ -75,8 +76,8 @@ def rows_of(kind: str, place: Path, history: int, args: Namespace) -> list[dict[
         engine, short = (
             engine_behind(place, Namespace(dtype=args.dtype, history=tokens), batch, rounds) for tokens in (history, 1)
         )
-        contenders: dict[str, Callable[[], float]] = {OURS: decoding(engine, perf_counter)}
-        contenders[SHORT] = decoding(short, perf_counter)
+        contenders: dict[str, Callable[[], float]] = {OURS: decoding(engine, NEW, perf_counter)}
+        contenders[SHORT] = decoding(short, NEW, perf_counter)
         if filled:
             contenders[HF] = partial(seconds_of, their_steps(*filled, batch))
         contenders[READ] = partial(seconds_of, memory_reader())

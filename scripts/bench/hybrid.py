@@ -14,7 +14,7 @@ import dataclasses
 import random
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,24 +81,23 @@ def config_of_shape(args: Namespace) -> HybridConfig:
 
 def draw(report: Report, path: Path) -> None:
     """Draw bytes against sequence length, both axes logarithmic: the line and the curve that cross."""
-    from scripts.bench.plot import BAR, MUTED, SERIES, canvas
-
-    rows = [row for row in report.rows if row["part"] == "memory" and row["case"].endswith("tokens")]
-    points = [(int(row["case"].split()[0]), row) for row in rows if row["case"].split()[0].isdigit()]
-    if not points:
-        raise UserError("only the part 'memory' can be drawn; add --parts memory, or leave out --plot")
+    rows = [row for row in report.rows if row["part"] == "memory" and row["case"].split()[0].isdigit()]
     words = "Memory of one sequence against its length: a Qwen3's grows from nothing, a hybrid's begins with its state"
-    with canvas(path, 6.4, 3.6, words) as figure:
-        axes = figure.add_axes((0.12, 0.17, 0.83, 0.72))
-        for name, color in (("Qwen3 MiB", BAR), ("hybrid MiB", SERIES[1])):
-            axes.plot([x for x, _ in points], [row[name] for _, row in points], color=color, label=name.split()[0])
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.set_xticks([x for x, _ in points], [f"{x:,}" for x, _ in points])
-        axes.set_yticks([2, 8, 32, 128, 512, 2048, 8192], ["2", "8", "32", "128", "512", "2,048", "8,192"])
-        axes.set_xlabel("tokens of one sequence")
-        axes.set_title("MiB of K, V and state", loc="left", fontsize=10, color=MUTED)
-        axes.legend()
+    draw_memory(rows, words, path, {"Qwen3": 0, "hybrid": 1})
+
+
+def draw_memory(rows: list[dict[str, Any]], words: str, path: Path, colors: Mapping[str, int]) -> None:
+    """Draw MiB of one sequence against its length, a line for each column "… MiB"."""
+    from scripts.bench import plot
+
+    if not rows:
+        raise UserError("only the part 'memory' can be drawn; add --parts memory, or leave out --plot")
+    lengths = [int(row["case"].split()[0]) for row in rows]
+    series = {
+        name: (lengths, [row[f"{name} MiB"] for row in rows], plot.SERIES[color]) for name, color in colors.items()
+    }
+    ticks = (2, 8, 32, 128, 512, 2048, 8192)
+    plot.lines(path, words, series, "tokens of one sequence", "MiB of K, V and state", lengths, ticks)
 
 
 def memory_rows(config: HybridConfig, dtype: torch.dtype) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scripts.bench.behind import with_random_weights
 from scripts.bench.common import Report
 from scripts.bench.kv_methods import answer_rows, draw_methods, method_rows
 from scripts.bench.kv_quality import compare, heavy_tailed, held_out, text_of
@@ -42,7 +43,6 @@ SHAPE = "0.6B"
 BLOCK_SIZE = 16
 LONG = (4096, 16_384, 32_768)  # tokens that one layer attends to
 HISTORIES = (1024, 16_384)  # tokens before a step of the whole model
-STD = 0.02
 Row = dict[str, Any]
 
 
@@ -160,9 +160,7 @@ def attention_rows(args: Namespace) -> list[Row]:
 def decode_rows(args: Namespace) -> list[Row]:
     """Time one token after each history through a whole model, all pools in turn."""
     config = Qwen3Config(**SHAPES[SHAPE], tie_word_embeddings=True)
-    model = qwen3_model(config).bfloat16().eval().requires_grad_(False)
-    for weight in model.parameters():
-        weight.fill_(1.0) if weight.dim() == 1 else weight.normal_(std=STD)
+    model = with_random_weights(qwen3_model(config), torch.bfloat16)
     fast, token, rows = speed_up(model), torch.tensor([1]), []
     for history in HISTORIES:
         pools, _, meta = filled_pools(history, config.num_hidden_layers)

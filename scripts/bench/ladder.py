@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from scripts import ROOT
 from scripts.bench import rungs
 from scripts.bench.common import Report, left_out
 from scripts.bench.options import add_dtype, add_model, model_of, numbers
@@ -31,7 +30,6 @@ from mini_engine.kv.manager import KvCacheManager
 from mini_engine.layers import speed_up
 from mini_engine.text.tokenizer import Tokenizer
 
-FOLDER = ROOT / "lessons" / "ladder"
 RUNGS = {
     0: "no cache",
     1: "contiguous",
@@ -219,8 +217,8 @@ def draw(report: Report, path: Path) -> None:
 def finish(report: Report, args) -> int:
     """With --write, update the page, the picture and the figures."""
     if args.write:
-        from scripts.pages.ladder import write_page
+        from scripts.pages import generated, ladder
 
-        write_page(report, FOLDER)
-        print(f"updated {FOLDER.relative_to(ROOT)}: README.md, ladder.svg, ladder.json")
+        report.write(ladder.FIGURES)
+        return generated.settle(ladder.files(), check=False)
     return 0

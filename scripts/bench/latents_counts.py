@@ -5,16 +5,13 @@ Layers, heads and sizes: the defaults of transformers 5.23's `LlamaConfig` (Llam
 huggingface.co; Megatron Bridge's `KimiK2Provider`. Models with windows come from `windows_counts`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from scripts.bench import windows_counts
+from scripts.bench.behind import add_requests, without_model
 from scripts.bench.windows_counts import GIB, sequence_bytes
 
-from mini_engine.engine.request import Request
-from mini_engine.engine.sampled import Sampled
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.manager import KvCacheManager
@@ -119,11 +116,10 @@ def at_once(model: Model, num_bytes: int, length: int) -> int:
     limits = SchedulerConfig(max_num_seqs=1024, max_num_batched_tokens=2048, chunked_prefill_size=CHUNK)
     scheduler = Scheduler(manager, limits)
     count = num_bytes // (model.token_bytes * length) + 8
-    for i in range(count):
-        scheduler.add(Request(str(i), [i] * length, SamplingParams(temperature=0, max_tokens=ANSWER)))
+    add_requests(scheduler, [(length, ANSWER)] * count)
     most = 0
-    while scheduler.waiting or most == 0:
-        chunks: Sequence[Any] = scheduler.schedule()
-        scheduler.update(chunks, [Sampled(1, None) for chunk in chunks if chunk.samples])
+    for _ in without_model(scheduler):
         most = max(most, len(scheduler.running))
+        if not scheduler.waiting:
+            break
     return most

@@ -5,13 +5,13 @@ Both ways read the same pool of random numbers. Processor time, since a machine 
 
 import math
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby, pairwise
 from typing import Any
 
-from scripts.bench.turns import clock_of, gather_turns, seconds_of, take_turns
+from scripts.bench.behind import decoding, prefill, random_kv, with_random_weights
+from scripts.bench.turns import clock_of, gather_turns, take_turns
 
 import torch
 from torch import Tensor
@@ -21,10 +21,7 @@ from mini_engine.attention.contract import Batch
 from mini_engine.attention.registry import load_kernel
 from mini_engine.checkpoint.config import DTYPES
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.request import Request
 from mini_engine.engine.runner import ModelRunner
-from mini_engine.engine.sampled import Sampled
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.latents.latent_config import LatentConfig
@@ -216,7 +213,7 @@ def step_rows(args: Namespace) -> list[dict[str, Any]]:
     for name, shape in SHAPES.items():
         for history in shape.step[:1] if args.quick else shape.step:
             engines = {way: engine_behind(shape.config, args, history, rounds, way) for way in (EXPANDED, ABSORBED)}
-            contenders = {way: partial(seconds_of, steps_of(engine), clock) for way, engine in engines.items()}
+            contenders = {way: decoding(engine, NEW, clock) for way, engine in engines.items()}
             timings = gather_turns(contenders, rounds, f"{name} behind {history}")
             slow, fast = timings[EXPANDED], timings[ABSORBED]
             rows.append(
@@ -232,34 +229,20 @@ def step_rows(args: Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def steps_of(engine: Engine) -> Callable[[], Any]:
-    """Return a run of NEW decode steps."""
-    return lambda: [engine.step() for _ in range(NEW)]
-
-
 def engine_behind(config: LatentConfig, args: Namespace, history: int, rounds: int, way: str) -> Engine:
     """Return an engine whose request decodes after `history` tokens that were never computed."""
     torch.manual_seed(0)
-    model = latent_model(config)
-    for weight in model.parameters():
-        torch.nn.init.normal_(weight, std=0.02) if weight.dim() > 1 else torch.nn.init.ones_(weight)
     answer = NEW * (rounds + 3)
     engine = build_engine(
-        model.to(DTYPES[args.dtype]).eval(),
+        with_random_weights(latent_model(config), DTYPES[args.dtype]),
         num_blocks=-(-(history + answer) // BLOCK_SIZE) + 8,
         kernel=args.kernel,
         scheduler_config=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=512, chunked_prefill_size=512),
         enable_prefix_caching=False,
     )
-    assert isinstance(engine.runner, ModelRunner)
-    store = engine.runner.pool
-    for tensor in (*store.kv.K, *store.kv.V):
-        tensor.normal_()
+    store = random_kv(engine)
     if way == EXPANDED:
+        assert isinstance(engine.runner, ModelRunner)
         engine.runner.pool = ExpandedKv(config, store.kv)
-    scheduler = engine.scheduler
-    scheduler.add(Request("0", [7] * history, SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)))
-    while scheduler.waiting or any(request.is_prefilling for request in scheduler.running):
-        chunks = scheduler.schedule()
-        scheduler.update(chunks, [Sampled(7, None) for chunk in chunks if chunk.samples])
+    prefill(engine.scheduler, 1, history, answer)
     return engine

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from scripts.bench.behind import decoding_scheduler
 from scripts.bench.common import Report
-from scripts.bench.scheduler import decoding_scheduler
 from scripts.bench.turns import take_turns
 
 import torch

@@ -6,7 +6,8 @@ style sheet serves readers whose system is dark.
 """
 
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,40 @@ def canvas(path: Path, width: float, height: float, words: str) -> Iterator[Any]
     if path.suffix == ".svg":
         text = path.read_text(encoding="utf-8")
         path.write_text(readable_by_all(text, words), encoding="utf-8", newline="\n")
+
+
+def lines(
+    path: Path,
+    words: str,
+    series: Mapping[str, tuple[Sequence[float], Sequence[float], str]],
+    xlabel: str,
+    title: str,
+    xticks: Sequence[float],
+    yticks: Sequence[float] = (),
+    height: float = 3.6,
+    **style: Any,
+) -> None:
+    """Draw lines over logarithmic axes. series: each line's x, y and colour, by its label."""
+    with canvas(path, 6.4, height, words) as figure:
+        axes = figure.add_axes((0.12, 0.17, 0.83, 0.72))
+        for label, (x, y, color) in series.items():
+            axes.plot(x, y, color=color, label=label, **style)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(xticks, [f"{x:,}" for x in xticks])
+        axes.set_yticks(yticks, [f"{y:,}" for y in yticks])
+        axes.minorticks_off()
+        axes.set_xlabel(xlabel)
+        axes.set_title(title, loc="left", fontsize=10, color=MUTED)
+        axes.legend()
+
+
+def drawn(draw: Callable[[Path], None]) -> str:
+    """Return the SVG that `draw` writes to a path."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "drawn.svg"
+        draw(path)
+        return path.read_text(encoding="utf-8")
 
 
 def readable_by_all(svg: str, words: str) -> str:

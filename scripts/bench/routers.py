@@ -6,25 +6,21 @@ each router, with a few requests in flight. `--sglang-router PYTHON` names a Pyt
 
 import json
 import random
-import socket
-import subprocess
-import time
 import urllib.request
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from threading import Lock
-from urllib.error import URLError
 
 from scripts.bench.common import Report
+from scripts.bench.server_process import free_port, started
 from scripts.bench.traffic import Chats
 
 from rich.console import Console
 from rich.progress import track
 
 from mini_engine.assembly.llm import LLM
-from mini_engine.base.errors import UserError
 from mini_engine.cli.parser import at_least
 from mini_engine.distributed.routing.policy import Policy, PrefixScore, RoundRobin
 from mini_engine.kv.cache_coordinator import cache_of
@@ -32,7 +28,7 @@ from mini_engine.kv.cache_coordinator import cache_of
 SERVERS, BLOCKS, IN_FLIGHT = 4, 160, 8  # blocks of 16 tokens for each server; requests in flight
 LETTERS = 32  # in a block of the trace; a router sees only this text
 CHATS = Chats(num_requests=400, continues=0.75, opening=(6.0, 0.6), turn=(2.0, 0.6), gap=(24.0, 0.6))
-START_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
 ASKED = ("model", "prompt", "max_tokens", "temperature")
 PEER_POLICIES = ("round_robin", "cache_aware")
 Send = Callable[[Sequence[int]], dict]
@@ -99,7 +95,7 @@ def ask(url: str, keys: Sequence[int]) -> dict:
     """Send one request; return its usage."""
     body = json.dumps({"model": "pocket", "prompt": text_of(keys), "max_tokens": 4, "temperature": 0}).encode()
     request = urllib.request.Request(url + "/v1/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
+    with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
         return json.load(answer)["usage"]
 
 
@@ -173,35 +169,5 @@ def peer(urls: Sequence[str], python: str, policy: str) -> Iterator[Send]:
     port, metrics = free_port(), free_port()
     command = [python, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--prometheus-port", str(metrics), "--policy", policy, "--worker-urls", *urls]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        await_answer(url, process)
+    with started("sglang-router", command, f"http://127.0.0.1:{port}", "/readiness") as (url, _):
         yield lambda keys: ask(url, keys)
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def await_answer(url: str, process: subprocess.Popen) -> None:
-    """Wait until the router is ready.
-
-    Raises:
-        UserError: it has ended, or takes too long.
-    """
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(url + "/readiness", timeout=5):
-                return
-        except (URLError, OSError):
-            time.sleep(0.2)
-    state = "is not ready" if process.poll() is None else f"ended with {process.returncode}"
-    raise UserError(f"sglang-router {state}; is it installed in the Python given by --sglang-router?")
-
-
-def free_port() -> int:
-    """Return a port of this machine that is not in use."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from scripts.bench.behind import decoding_scheduler
 from scripts.bench.common import Report
 from scripts.bench.turns import take_turns
 
@@ -9,34 +10,16 @@ import torch
 
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.request import Request
 from mini_engine.engine.runner import ModelRunner, plan_step
 from mini_engine.engine.sampled import Sampled
-from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Chunk, Scheduler
-from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.kv.manager import KvCacheManager
+from mini_engine.engine.scheduler import Chunk
 from mini_engine.pocket import POCKET_DIR
 
 STEPS = 4  # per measurement
-ROOM = 2048  # tokens a request may grow by during the measurement
 RUNNING, HISTORY = 64, 256
 BATCHES = (1, 16, 64, 128, 256)
 HISTORIES = (64, 256, 1024, 4096)
 POOLS = (20_000, 200_000, 1_000_000)
-
-
-def decoding_scheduler(running: int, history: int, num_blocks: int | None = None, room: int = ROOM):
-    """Return a scheduler with `running` decoding requests, each with `history` tokens."""
-    needed = running * ((history + room) // 16 + 1) + 1
-    limits = SchedulerConfig(
-        max_num_seqs=running, max_num_batched_tokens=running * history, chunked_prefill_size=history
-    )
-    scheduler = Scheduler(KvCacheManager(num_blocks or needed, 16), limits)
-    for i in range(running):
-        scheduler.add(Request(str(i), [1] * history, SamplingParams(temperature=0, max_tokens=room)))
-    scheduler.update(scheduler.schedule(), [Sampled(1, None)] * running)
-    return scheduler
 
 
 def deciding(scheduler):

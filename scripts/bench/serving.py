@@ -13,26 +13,20 @@ token ids.
 import json
 import os
 import random
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from scripts import ROOT
 from scripts.bench.common import Report
 from scripts.bench.options import add_checkpoint, checkpoint_of, link_or_copy
 from scripts.bench.peer_protocol import PeerError
 from scripts.bench.peers import VLLM_VARIABLE, vllm_python
-from scripts.bench.routers import free_port
 from scripts.bench.runs import Jobs
+from scripts.bench.server_process import free_port, started
 from scripts.bench.serving_client import MODEL, Load, figures
 
 import tokenizers
@@ -44,7 +38,6 @@ from mini_engine.cli.parser import at_least, whole_number
 
 OURS, VLLM = "ours", "vLLM"
 POOL_BYTES, BATCH_TOKENS, MOST_TOKENS, AT_ONCE = 2**30, 2048, 2048, 64
-START_SECONDS = 600.0
 PAUSE = 0.5  # seconds before each run: the other server's threads stop spinning
 
 
@@ -142,41 +135,8 @@ def server(name: str, args, model: Path) -> Iterator[tuple[str, float]]:
     """
     port = free_port()
     command, environment = commands(name, args, model, port)
-    url, begun = f"http://127.0.0.1:{port}", time.perf_counter()
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        try:
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True
-            )
-        except OSError as error:
-            raise UserError(f"{command[0]} cannot be started ({error.strerror})") from None
-        try:
-            while not answers(url):
-                if process.poll() is not None or time.perf_counter() - begun > START_SECONDS:
-                    log.seek(0)
-                    raise UserError(f"{name} does not answer; its last words: {log.read()[-300:].strip()!r}")
-                time.sleep(0.02)
-            yield url, time.perf_counter() - begun
-        finally:
-            stop(process)
-
-
-def answers(url: str) -> bool:
-    """Return True if the server reports that it is healthy."""
-    try:
-        with urllib.request.urlopen(url + "/health", timeout=5) as reply:
-            return reply.status == 200
-    except (OSError, urllib.error.URLError):
-        return False
-
-
-def stop(process: subprocess.Popen) -> None:
-    """End a server and its child processes."""
-    for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number) if hasattr(os, "killpg") else process.send_signal(number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(15)
+    with started(name, command, f"http://127.0.0.1:{port}", "/health", environment) as found:
+        yield found
 
 
 # ---------------------------------------------------------------- rounds

@@ -141,7 +141,7 @@ def pocket_rows(tokenizer: Tokenizer) -> list[dict[str, Any]]:
 
 def draw(report: Report, path: Path) -> None:
     """Draw the tokens a step by k, a line for each load."""
-    from scripts.bench.plot import INK, MUTED, SERIES, canvas
+    from scripts.bench import plot
 
     lines: dict[str, list[float]] = {}
     for row in report.more or report.rows:
@@ -150,20 +150,11 @@ def draw(report: Report, path: Path) -> None:
         if not row["load"].startswith("pocket"):
             lines.setdefault(row["load"], []).append(row["tokens a step"])
     words = [f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, values in lines.items()]
-    with canvas(
-        path, 6.4, 3.4, f"Tokens a step with up to {', '.join(map(str, DRAFTS))} guesses. {'; '.join(words)}."
-    ) as figure:
-        axes = figure.add_axes((0.07, 0.14, 0.56, 0.74))
-        for (name, values), color in zip(sorted(lines.items(), key=lambda line: -line[1][-1]), SERIES, strict=False):
-            axes.plot(DRAFTS, values, "o-", color=color, linewidth=1.8, markersize=4, label=name)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.set_xticks(DRAFTS, list(map(str, DRAFTS)))
-        axes.set_yticks([1, 2, 4, 8], ["1", "2", "4", "8"])
-        axes.minorticks_off()
-        axes.set_xlabel("most guesses in a step, k")
-        figure.text(0.03, 0.93, "tokens a step, one request", fontsize=11, color=INK)
-        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=9, labelcolor=MUTED)
+    said = f"Tokens a step with up to {', '.join(map(str, DRAFTS))} guesses. {'; '.join(words)}."
+    best_first = sorted(lines.items(), key=lambda line: -line[1][-1])
+    series = {name: (DRAFTS, values, color) for (name, values), color in zip(best_first, plot.SERIES, strict=False)}
+    label, title = "most guesses in a step, k", "tokens a step, one request"
+    plot.lines(path, said, series, label, title, DRAFTS, (1, 2, 4, 8), 3.4, marker="o", markersize=4)
 
 
 # ---------------------------------------------------------------- speed

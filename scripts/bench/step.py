@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scripts.bench import prefill_parts, shared_parts
+from scripts.bench import step_parts
+from scripts.bench.behind import decoding_scheduler
 from scripts.bench.common import Report
 from scripts.bench.options import add_batches, add_checkpoint, checkpoint_of
 from scripts.bench.peers import weight_bytes
-from scripts.bench.scheduler import NoModel, decoding_scheduler
+from scripts.bench.scheduler import NoModel
 from scripts.bench.turns import READ_BYTES, Timing, memory_reader, take_turns
 
 import torch
@@ -145,10 +146,8 @@ def variants(model_dir: Path, dtype) -> tuple[dict[str, Any], list[str]]:
 
 def run(args) -> Report:
     """Measure every batch size, plain and fast, in interleaved rounds; or a prefill step."""
-    if args.prefill:
-        return prefill_parts.measure(args)
-    if args.shared:
-        return shared_parts.measure(args)
+    if args.prefill or args.shared:
+        return step_parts.measure(args)
     dtype, directory = DTYPES[args.dtype], checkpoint_of(args)
     num_bytes = weight_bytes(directory, dtype.itemsize)
     models, notes = variants(directory, dtype)

@@ -80,21 +80,3 @@ def record(block: int) -> Record:
 
 def key_of(block: int) -> bytes:
     return block.to_bytes(32, "little")
-
-
-def draw(report: Report, path: Path) -> None:
-    """Draw the found share against the capacity, a line for each policy."""
-    from scripts.bench.plot import MUTED, SERIES, canvas
-
-    rows, names = report.rows, [name for name in report.rows[0] if name.endswith("%")]
-    words = "Share of blocks found against capacity: more capacity gains more than any policy"
-    with canvas(path, 6.4, 3.6, words) as figure:
-        axes = figure.add_axes((0.08, 0.16, 0.88, 0.74))
-        widths = (6.0, 1.8, 3.4, 1.4)  # lines that nearly coincide stay visible
-        for name, color, width in zip(names, SERIES, widths, strict=False):
-            axes.plot(range(len(rows)), [row[name] for row in rows], color=color, linewidth=width, label=name[:-2])
-        axes.legend()
-        axes.set_xticks(range(len(rows)), [row["blocks"] for row in rows])
-        axes.set_ylim(0)
-        axes.set_xlabel("capacity in blocks of 512 tokens")
-        axes.set_title("blocks found, % of all", loc="left", fontsize=10, color=MUTED)

@@ -20,7 +20,6 @@ from scripts.bench.windows_counts import Shape, hit_rows, model_rows, request_ro
 from scripts.bench.windows_speed import decode_rows
 from scripts.make_random_qwen3 import SHAPES
 
-from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import DTYPES
 from mini_engine.cli.parser import whole_number
 
@@ -82,24 +81,9 @@ def length_rows(shape: Shape, quick: bool) -> list[dict[str, Any]]:
 
 def draw(report: Report, path: Path) -> None:
     """Draw bytes against sequence length, both axes logarithmic."""
-    from scripts.bench.plot import BAR, MUTED, SERIES, canvas
-
-    rows = [row for row in report.rows if "windows MiB" in row]
-    if not rows:
-        raise UserError("only the part 'memory' can be drawn; add --parts memory, or leave out --plot")
-    lengths = [int(row["case"].split()[0]) for row in rows]
     words = (
         "Memory of one sequence against its length: windows follow a Qwen3's up to their width and grow a quarter as "
         "fast from there; a hybrid's begins with its state and ends below both"
     )
-    with canvas(path, 6.4, 3.6, words) as figure:
-        axes = figure.add_axes((0.12, 0.17, 0.83, 0.72))
-        for name, color in (("Qwen3", BAR), ("windows", SERIES[2]), ("hybrid", SERIES[1])):
-            axes.plot(lengths, [row[f"{name} MiB"] for row in rows], color=color, label=name)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        axes.set_yticks([2, 8, 32, 128, 512, 2048, 8192], ["2", "8", "32", "128", "512", "2,048", "8,192"])
-        axes.set_xlabel("tokens of one sequence")
-        axes.set_title("MiB of K, V and state", loc="left", fontsize=10, color=MUTED)
-        axes.legend()
+    rows = [row for row in report.rows if "windows MiB" in row]
+    hybrid.draw_memory(rows, words, path, {"Qwen3": 0, "windows": 2, "hybrid": 1})

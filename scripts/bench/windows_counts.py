@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from scripts.bench.behind import add_requests, without_model
 from scripts.bench.hybrid import serve
 
-from mini_engine.engine.request import Request
-from mini_engine.engine.sampled import Sampled
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.cache_coordinator import cache_of, coordinated
@@ -173,13 +171,8 @@ def at_once(manager: KvCacheManager, length: int, answer: int) -> tuple[int, flo
     limits = SchedulerConfig(max_num_seqs=512, max_num_batched_tokens=1024, chunked_prefill_size=CHUNK)
     scheduler = Scheduler(manager, limits)
     count = max(8, 2 * 8 * GIB // (28 * 1024) // length)
-    for i in range(count):
-        scheduler.add(Request(str(i), [i] * length, SamplingParams(temperature=0, max_tokens=answer)))
-    seen = []
-    while scheduler.running or scheduler.waiting:
-        chunks = scheduler.schedule()
-        scheduler.update(chunks, [Sampled(1, None) for chunk in chunks if chunk.samples])
-        seen.append(len(scheduler.running))
+    add_requests(scheduler, [(length, answer)] * count)
+    seen = [len(scheduler.running) for _ in without_model(scheduler)]
     return max(seen), sum(seen) / len(seen), scheduler.num_preemptions
 
 

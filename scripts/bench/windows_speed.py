@@ -1,27 +1,21 @@
 """Course machinery. For suite `windows`: decode after a long text, with windows and without.
 
-Both engines run the same random weights with lesson 9's fast layers. The scheduler is told that the text was computed:
-the pool holds random numbers, which take as long to read.
+Both engines run the same random weights with lesson 9's fast layers.
 """
 
 import json
 from argparse import Namespace
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from scripts.bench.behind import decoding, prefill, random_kv
 from scripts.bench.options import checkpoint_of, link_or_copy
-from scripts.bench.turns import READ_BYTES, Clock, clock_of, gather_turns, memory_reader, seconds_of
+from scripts.bench.turns import READ_BYTES, clock_of, gather_turns, memory_reader, seconds_of
 from scripts.bench.windows_counts import CHUNK, Shape
 
 from mini_engine.assembly import build
-from mini_engine.base.errors import UserError
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.request import Request
-from mini_engine.engine.runner import ModelRunner
-from mini_engine.engine.sampled import Sampled
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.model import kinds
 
@@ -37,7 +31,7 @@ def decode_rows(shape: Shape, args: Namespace) -> list[dict[str, Any]]:
     rounds, rows = args.rounds or (2 if args.quick else 7), []
     for batch in args.batches:
         engines = {name: engine_behind(path, args, batch, rounds) for name, path in places.items()}
-        contenders: dict[str, Callable[[], float]] = {name: decoding(engine, clock) for name, engine in engines.items()}
+        contenders = {name: decoding(engine, NEW, clock) for name, engine in engines.items()}
         contenders[READ] = partial(seconds_of, memory_reader(), clock)
         timings = gather_turns(contenders, rounds, f"{batch} sequences")
         full, windows = (timings[name] for name in (FULL, WINDOWS))
@@ -78,24 +72,6 @@ def engine_behind(path: Path, args: Namespace, batch: int, rounds: int) -> Engin
     num_groups = 4 if any(isinstance(kind, kinds.Window) for kind in model.config.layers) else 1
     blocks = -(-length // 16) * batch * num_groups + 64
     engine = build.build_engine(model, num_blocks=blocks, scheduler_config=limits, enable_prefix_caching=False)
-    assert isinstance(engine.runner, ModelRunner)
-    pool = getattr(engine.runner.pool, "kv", engine.runner.pool)
-    for tensor in (*pool.K, *pool.V):
-        tensor.normal_()
-    scheduler = engine.scheduler
-    params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
-    for i in range(batch):
-        scheduler.add(Request(str(i), [7 + i] * args.history, params))
-    while scheduler.waiting or any(request.is_prefilling for request in scheduler.running):
-        chunks = scheduler.schedule()
-        scheduler.update(chunks, [Sampled(7, None) for chunk in chunks if chunk.samples])
-    if len(scheduler.running) != batch:
-        raise UserError(
-            f"{len(scheduler.running)} of {batch} requests decode: the pool is too small for {length} tokens"
-        )
+    random_kv(engine)
+    prefill(engine.scheduler, batch, args.history, answer)
     return engine
-
-
-def decoding(engine: Engine, clock: Clock) -> Callable[[], float]:
-    """Return a run of NEW decode steps."""
-    return lambda: seconds_of(lambda: [engine.step() for _ in range(NEW)], clock)

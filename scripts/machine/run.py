@@ -128,7 +128,7 @@ class Run:
                 for step in self.measured:
                     step.part.status, step.part.why = "failed", sentence(f"no model could be measured: {why}")
                 return
-            self.report.model, self.report.rates = built(Model, said["model"]), built(Rates, said["rates"])
+            self.report.model, self.report.rates = built(Model, said["model"], "it"), built(Rates, said["rates"], "it")
             lost = ""
             for step in self.measured:
                 if lost:

@@ -1,25 +1,16 @@
-"""Course machinery. A machine's report as dataclasses, the JSON Schema that follows from them, and a check against it.
+"""Course machinery. A machine's report as dataclasses, and reading one from JSON.
 
-    python -m scripts.machine.schema            write report.schema.json
-    python -m scripts.machine.schema --check    exit 1 if it is out of date
-
-The schema has only keywords that `mistakes` supports, so a report can be checked without another package. Text is
-limited in length: reports come from strangers.
+Reports come from strangers: whatever does not fit a field's type is refused, and text is limited in length.
 """
 
 import dataclasses
-import sys
+import re
 import types
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from scripts.machine.mistakes import mistakes
-
 VERSION = 1  # raise it whenever an old report would no longer be valid
-FILE = Path(__file__).with_name("report.schema.json")
-LONGEST = 400  # characters of a text
-MOST = 400  # items of a list
+LONGEST = 400  # characters of a text, items of a list
 Status = Literal["ok", "failed", "left out", "missing"]
 """ok: it ran and is right. failed: it ran and is wrong, or it ended with an error. left out: it cannot run on this
 machine. missing: there was no time for it, or the report was stopped. `why` is a sentence for all but ok."""
@@ -163,40 +154,7 @@ class Report:
         return [part for part in self.parts if part.status == status]
 
 
-# ---------------------------------------------------------------- dataclasses to JSON Schema, and back
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema of a report."""
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A machine's report, kv-course"}
-    found = schema_of(Report)
-    found["properties"]["version"] = {"const": VERSION}
-    found["properties"]["when"] = {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$", "maxLength": 20}
-    return head | found
-
-
-def schema_of(kind: Any) -> dict[str, Any]:
-    """Return the schema of a type that the dataclasses use."""
-    simple = {str: {"type": "string", "maxLength": LONGEST}, bool: {"type": "boolean"}}
-    numbers = {int: {"type": "integer", "minimum": 0}, float: {"type": "number", "minimum": 0}}
-    if found := (simple | numbers).get(kind):
-        return dict(found)
-    if dataclasses.is_dataclass(kind):
-        hints = get_type_hints(kind)
-        properties = {name: schema_of(hint) for name, hint in hints.items()}
-        return {
-            "type": "object", "properties": properties, "required": list(hints), "additionalProperties": False,
-        }  # fmt: skip
-    inner = get_args(kind)
-    if get_origin(kind) is Literal:
-        return {"enum": list(inner)}
-    if get_origin(kind) in (Union, types.UnionType):
-        return {"anyOf": [schema_of(inner[0]), {"type": "null"}]}
-    if get_origin(kind) is list:
-        return {"type": "array", "items": schema_of(inner[0]), "maxItems": MOST}
-    if get_origin(kind) is dict:
-        return {"type": "object", "additionalProperties": schema_of(inner[1])}
-    raise TypeError(f"no schema for {kind}")
+# ---------------------------------------------------------------- from JSON
 
 
 def from_json(data: Any) -> Report:
@@ -205,34 +163,42 @@ def from_json(data: Any) -> Report:
     Raises:
         ValueError: it is not a report; the message names the first mistake and its place.
     """
-    if found := mistakes(data, schema(), "the report"):
-        raise ValueError(found[0])
-    return built(Report, data)
+    report = built(Report, data, "the report")
+    if report.version != VERSION:
+        raise ValueError(f"the report.version is {report.version}; allowed: {VERSION}")
+    if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", report.when):
+        raise ValueError(f"the report.when is {shown(report.when)}, which is no time such as 2026-11-27T12:00:00Z")
+    return report
 
 
-def built(kind: Any, data: Any) -> Any:
-    """Return data that fits a type's schema as an object of that type."""
-    if data is None:
-        return None
-    if get_origin(kind) in (Union, types.UnionType):
-        return built(get_args(kind)[0], data)
-    if get_origin(kind) is list:
-        return [built(get_args(kind)[0], item) for item in data]
+def built(kind: Any, data: Any, place: str) -> Any:
+    """Return data as an object of a type that the dataclasses use. Raises ValueError if it does not fit the type."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return None if data is None else built(inner[0], data, place)
+    if origin is Literal:
+        if data not in [one for one in inner if type(one) is type(data)]:
+            raise ValueError(f"{place} is {shown(data)}; allowed: {', '.join(map(str, inner))}")
+        return data
+    json_type = dict if dataclasses.is_dataclass(kind) else (int, float) if kind is float else origin or kind
+    if not isinstance(data, json_type) or (isinstance(data, bool) and kind is not bool):
+        raise ValueError(f"{place} is {shown(data)}, which is no {kind.__name__}")
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = get_type_hints(kind)
-        return kind(**{name: built(hints[name], value) for name, value in data.items()})
+        if wrong := sorted(hints.keys() ^ data.keys()):
+            raise ValueError(f"{place} {'lacks' if wrong[0] in hints else 'has, unlike any report,'} {shown(wrong[0])}")
+        return kind(**{name: built(hints[name], value, f"{place}.{name}") for name, value in data.items()})
+    if isinstance(data, list | str) and len(data) > LONGEST:
+        raise ValueError(f"{place} has {len(data)} items or characters; at most {LONGEST} are allowed")
+    if isinstance(data, int | float) and not 0 <= data < float("inf"):
+        raise ValueError(f"{place} is {data}; it must be 0 or more, and finite")
+    if isinstance(data, list):
+        return [built(inner[0], item, f"{place}[{i}]") for i, item in enumerate(data)]
+    if isinstance(data, dict):
+        return {name: built(inner[1], value, f"{place}.{shown(name)}") for name, value in data.items()}
     return data
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write report.schema.json, or say that it is out of date."""
-    import json
-
-    from scripts.pages.generated import asks_for_check, settle
-
-    text = json.dumps(schema(), indent=1) + "\n"
-    return settle({FILE: text}, asks_for_check(__doc__, argv), "python -m scripts.machine.schema")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else text[:57] + "..."

@@ -1,15 +1,13 @@
 """Course machinery. The text of the API page: the engine's public API, extracted from the source's syntax tree.
 
-`scripts.website.api_page` puts it into lessons/api.md when the website is built.
-
-This file only lists which names are shown, and in which order. Everything else (signatures, fields, defaults,
-docstrings, the commands' options, the server's routes) comes from the source, without torch, so it cannot go stale.
+`scripts.website.api_page` puts it into lessons/api.md when the website is built. This file only lists which names are
+shown, and in which order. Everything else (signatures, fields, defaults, docstrings, the commands' options, the
+server's routes) comes from the source, without torch, so it cannot go stale.
 """
 
 import ast
 import re
 import textwrap
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeGuard
 
@@ -19,243 +17,144 @@ SECTION = re.compile(r"(Args|Returns|Raises|Attributes):$")
 FIELD = re.compile(r"([A-Za-z_]\w*(?:, [A-Za-z_]\w*)*): (\S.*)", re.DOTALL)
 LONGEST_LINE = 80
 
-
-@dataclass(frozen=True)
-class Entry:
-    """A class or function on the page. title: its heading, if the name alone would not be unique."""
-
-    file: str
-    name: str
-    title: str = ""
-
-    @property
-    def heading(self) -> str:
-        return self.title or self.name
-
-    @property
-    def module(self) -> str:
-        return self.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-@dataclass(frozen=True)
-class Part:
-    """A section of the page."""
-
-    title: str
-    words: str
-    entries: tuple[Entry, ...]
-
-
-def entries(file: str, *names: str, **titles: str) -> tuple[Entry, ...]:
-    """Return entries for several names of one file."""
-    return tuple(Entry(f"mini_engine/{file}", name, titles.get(name, "")) for name in names)
-
-
-PARTS = (
-    Part(
-        "Text in, text out",
-        "The front door: text, token ids or conversations in, answers out. [Lesson 6](l6_text/README.md).",
-        (
-            *entries("assembly/llm.py", "LLM", "Stream"),
-            *entries("assembly/engine_config.py", "EngineConfig"),
-            *entries("engine/sampling_params.py", "SamplingParams"),
-            *entries("engine/answer.py", "TextDelta"),
-            *entries("engine/request.py", "FinishReason"),
-            *entries("text/tokenizer.py", "Tokenizer"),
-        ),
-    ),
-    Part(
-        "Token ids in, token ids out",
-        "All prompts at once, all answers at the end, over an engine. [Lesson 5](l5_scheduler/README.md).",
-        (*entries("engine/offline.py", "generate_all", "Completion"),),
-    ),
-    Part(
-        "Step by step",
-        "The engine underneath: requests arrive, steps run, tokens come out. [Lesson 5](l5_scheduler/README.md).",
-        (
-            *entries("engine/engine.py", "Engine", "StepResult"),
-            *entries("engine/scheduler_config.py", "SchedulerConfig"),
-            *entries("engine/scheduler.py", "Scheduler"),
-            *entries("engine/request.py", "Request", "Ending"),
-            *entries("engine/sampler.py", "sample"),
-        ),
-    ),
-    Part(
-        "Many readers",
-        "An engine in its own thread, for servers. [Lessons 6](l6_text/README.md) and [7](l7_server/README.md).",
-        (
-            *entries("engine/worker.py", "EngineWorker", "Observer", "QueueFull", "EngineStopped"),
-            *entries("engine/jobs.py", "Job", "Answers"),
-        ),
-    ),
-    Part(
-        "Models",
-        "Load a checkpoint into a model. [Lesson 0](l0_the_loop/README.md).",
-        (
-            *entries("families/qwen3.py", "load_model"),
-            *entries("checkpoint/config.py", "Qwen3Config"),
-            *entries("families/family.py", "Family"),
-            *entries("model/causal_lm.py", "CausalLM"),
-            *entries("model/qwen3.py", "qwen3_model", "KvStore"),
-            *entries("engine/loop.py", "generate"),
-        ),
-    ),
-    Part(
-        "Stores",
-        "Where K and V are kept, stage by stage. Each answers `set_kv` and `attend`, with a plan of its own.",
-        (
-            *entries("kv/no_cache.py", "NoCache"),
-            *entries("kv/contiguous.py", "ContiguousKv", "CachedSequence", "reusable_prefix"),
-            *entries("kv/token_flat.py", "FlatKvPool"),
-            *entries("kv/block_tensor.py", "KvPool", "ForwardMeta"),
-        ),
-    ),
-    Part(
-        "Attention",
-        "One contract, several kernels. [Lesson 3](l3_block_tensor/README.md).",
-        (
-            *entries("attention/registry.py", "load_kernel", "windowed"),
-            *entries("attention/contract.py", "Batch", "Kernel", "check_inputs"),
-            *entries("attention/blockwise.py", "attend_blocks"),
-            *entries("attention/reference.py", "paged_attention"),
-            *entries("attention/dense.py", "causal_attention"),
-        ),
-    ),
-    Part(
-        "Blocks, prefixes and their holders",
-        "Numbers only: no tensors. [Lessons 2](l2_token_flat/README.md), [3](l3_block_tensor/README.md), "
-        "[5](l5_scheduler/README.md) and [8](l8_radix/README.md).",
-        (
-            *entries("kv/allocator.py", "BlockAllocator"),
-            *entries("kv/block_table.py", "BlockTable", "fragmentation_ratio", "waste_ratio"),
-            *entries("kv/manager.py", "KvCacheManager", "BlocksByState"),
-            *entries("kv/prefix_cache.py", "PrefixCache"),
-            *entries("kv/coordinator.py", "KvCoordinator", "Cost"),
-            *entries("kv/cache_coordinator.py", "CacheCoordinator", "caching_manager"),
-            *entries("kv/prefixes.py", "Found", "Stored", "SharedPrefix"),
-            *entries("kv/memory.py", "CacheMemory"),
-            *entries("kv/connector.py", "KvConnector", "Matched", "Load"),
-            *entries("kv/radix.py", "RadixTree", "HitStats"),
-            *entries("kv/radix_node.py", "Match"),
-            *entries("kv/refcount.py", "RefCountedAllocator"),
-            *entries("kv/eviction.py", "EvictionPolicy", "LRU", "LFU", "FIFO"),
-        ),
-    ),
-    Part(
-        "Hybrid models",
-        "Layers that keep a state instead of K and V, and their slots. [Lesson 11](l11_hybrid/README.md).",
-        (
-            *entries("hybrid/hybrid_config.py", "HybridConfig"),
-            *entries("hybrid/model.py", "hybrid_model", "HybridStore"),
-            *entries("hybrid/delta_rule.py", "recurrent_step", "chunk_scan"),
-            *entries("hybrid/gdn_pool.py", "GdnPool"),
-            *entries("hybrid/store.py", "HybridKv", "HybridMeta"),
-            *entries("hybrid/memory.py", "StateMemory", "StateHold"),
-            *entries("hybrid/checkpoints.py", "Checkpoints"),
-        ),
-    ),
-    Part(
-        "Windows",
-        "Layers that see only the last tokens, and tables with holes. [Lesson 15](l15_windows/README.md).",
-        (
-            *entries("windows/window_config.py", "WindowConfig"),
-            *entries("windows/groups.py", "Place", "places_of"),
-            *entries("windows/window_table.py", "WindowTable"),
-            *entries("windows/memory.py", "WindowMemory", "WindowHold"),
-            *entries("windows/kept.py", "KeptWindows"),
-            *entries("windows/store.py", "GroupedKv", "GroupedMeta"),
-        ),
-    ),
-    Part(
-        "Latents",
-        "One small vector for each token, from which all heads compute K and V. [Lesson 16](l16_latents/README.md).",
-        (
-            *entries("latents/latent_config.py", "LatentConfig"),
-            *entries("latents/contract.py", "LatentKernel"),
-            *entries("latents/reading.py", "absorbed_attention", "expanded_attention", "expand"),
-            *entries("latents/reading.py", "multiplications", "expanding_pays"),
-            *entries("latents/attention.py", "RunningSums"),
-            *entries("latents/store.py", "LatentKv"),
-        ),
-    ),
-    Part(
-        "Fewer bits",
-        "K and V in 8 or 4 bits, and measures of the loss. [Lesson 17](l17_bits/README.md).",
-        (
-            *entries("quantized/rows.py", "quantize"),
-            *entries("quantized/int4_rows.py", "quantize4", "joined"),
-            *entries("quantized/rotation.py", "hadamard", "rotate"),
-            *entries("quantized/formats.py", "RowFormat"),
-            *entries("quantized/kernels.py", "RowKernel"),
-            *entries("quantized/pool.py", "RowKvPool"),
-        ),
-    ),
-    Part(
-        "Below the pool",
-        "Blocks that leave the pool are kept in host memory and on disk. [Lesson 12](l12_tiers/README.md).",
-        (
-            *entries("tiers/keys.py", "Identity", "chain"),
-            *entries("tiers/records.py", "Record", "Wanted", "Kind", "unpack"),
-            *entries("tiers/host.py", "HostTier"),
-            *entries("tiers/disk.py", "DiskTier"),
-            *entries("tiers/tiers.py", "Tiers"),
-            *entries("tiers/break_even.py", "BreakEven"),
-            *entries("tiers/store.py", "BlockStore", "MinTokens"),
-            *entries("tiers/connector.py", "TierConnector"),
-            *entries("tiers/companions.py", "Companion"),
-            *entries("tiers/states.py", "StateCompanion"),
-        ),
-    ),
-    Part(
-        "More than one machine",
-        "Chooses the replica that answers. [Lesson 13](l13_machines/README.md).",
-        (
-            *entries("distributed/routing/policy.py", "PrefixScore", "RoundRobin", "Policy"),
-            *entries("distributed/routing/seen.py", "SeenBlocks"),
-            *entries("distributed/routing/retry.py", "with_retries", "ReplicaLost"),
-        ),
-    ),
-    Part(
-        "One model, several processes",
-        "Tensor parallelism: a model cut into shares, and their exchanges. [Lesson 18](l18_ranks/README.md).",
-        (
-            *entries("distributed/tensor_parallel/processes.py", "Ranks"),
-            *entries("distributed/tensor_parallel/shard.py", "share_of", "part_of", "RankCut"),
-            *entries("distributed/tensor_parallel/shard.py", "bytes_per_step", "gathered_bytes_per_step"),
-            *entries("distributed/tensor_parallel/vocabulary.py", "CutEmbedding", "GatheredHead"),
-            *entries("distributed/tensor_parallel/collectives.py", "Collectives", "Traffic"),
-        ),
-    ),
-    Part(
-        "Hand-over",
-        "Prompts computed by another process, and the ownership of buffers. [Lesson 19](l19_handover/README.md).",
-        (
-            *entries("handover/stage.py", "State", "Event", "Buffers", "Stage", "BrokenProtocol"),
-            *entries("handover/protocol.py", "Layout", "Ask", "Cancel", "Filled", "Ended"),
-            *entries("handover/sender.py", "SendingConnector"),
-            *entries("handover/transfers.py", "Transfer", "Transfers"),
-            *entries("handover/receiver.py", "ReceivingConnector"),
-            *entries("handover/either.py", "EitherConnector"),
-        ),
-    ),
-    Part(
-        "More than one token a step",
-        "Guesses from the text itself, and their verification. [Lesson 14](l14_speculation/README.md).",
-        (
-            *entries("speculation/options.py", "Speculation"),
-            *entries("speculation/speculator.py", "speculator_of", "Speculator"),
-            *entries("speculation/lookup.py", "Drafter", "LookupDrafter", "find_continuation", "copy_from"),
-            *entries("speculation/tree_lookup.py", "TreeDrafter", "continuation"),
-            *entries("speculation/verify.py", "num_emitted", "sample_rows", "with_drafts", "DraftRow"),
-            *entries("speculation/adapt.py", "Adaptive", "share_of_rows"),
-        ),
-    ),
-    Part(
-        "Errors",
-        "A user's mistake is reported in one sentence. A call that fails changes nothing.",
-        (*entries("base/errors.py", "UserError", "OutOfBlocks", "CacheFull"),),
-    ),
-)
+# The page's sections: a heading, a sentence, and the classes and functions of each file of the engine.
+PARTS = """
+## Text in, text out
+The front door: text, token ids or conversations in, answers out. [Lesson 6](l6_text/README.md).
+assembly/llm.py: LLM Stream
+assembly/engine_config.py: EngineConfig
+engine/sampling_params.py: SamplingParams
+engine/answer.py: TextDelta
+engine/request.py: FinishReason
+text/tokenizer.py: Tokenizer
+## Token ids in, token ids out
+All prompts at once, all answers at the end, over an engine. [Lesson 5](l5_scheduler/README.md).
+engine/offline.py: generate_all Completion
+## Step by step
+The engine underneath: requests arrive, steps run, tokens come out. [Lesson 5](l5_scheduler/README.md).
+engine/engine.py: Engine StepResult
+engine/scheduler_config.py: SchedulerConfig
+engine/scheduler.py: Scheduler
+engine/request.py: Request Ending
+engine/sampler.py: sample
+## Many readers
+An engine in its own thread, for servers. [Lessons 6](l6_text/README.md) and [7](l7_server/README.md).
+engine/worker.py: EngineWorker Observer QueueFull EngineStopped
+engine/jobs.py: Job Answers
+## Models
+Load a checkpoint into a model. [Lesson 0](l0_the_loop/README.md).
+families/qwen3.py: load_model
+checkpoint/config.py: Qwen3Config
+families/family.py: Family
+model/causal_lm.py: CausalLM
+model/qwen3.py: qwen3_model KvStore
+engine/loop.py: generate
+## Stores
+Where K and V are kept, stage by stage. Each answers `set_kv` and `attend`, with a plan of its own.
+kv/no_cache.py: NoCache
+kv/contiguous.py: ContiguousKv CachedSequence reusable_prefix
+kv/token_flat.py: FlatKvPool
+kv/block_tensor.py: KvPool ForwardMeta
+## Attention
+One contract, several kernels. [Lesson 3](l3_block_tensor/README.md).
+attention/registry.py: load_kernel windowed
+attention/contract.py: Batch Kernel check_inputs
+attention/blockwise.py: attend_blocks
+attention/reference.py: paged_attention
+attention/dense.py: causal_attention
+## Blocks, prefixes and their holders
+Numbers only: no tensors. [Lessons 2](l2_token_flat/README.md), [3](l3_block_tensor/README.md), \
+[5](l5_scheduler/README.md) and [8](l8_radix/README.md).
+kv/allocator.py: BlockAllocator
+kv/block_table.py: BlockTable fragmentation_ratio waste_ratio
+kv/manager.py: KvCacheManager BlocksByState
+kv/prefix_cache.py: PrefixCache
+kv/coordinator.py: KvCoordinator Cost
+kv/cache_coordinator.py: CacheCoordinator caching_manager
+kv/prefixes.py: Found Stored SharedPrefix
+kv/memory.py: CacheMemory
+kv/connector.py: KvConnector Matched Load
+kv/radix.py: RadixTree HitStats
+kv/radix_node.py: Match
+kv/refcount.py: RefCountedAllocator
+kv/eviction.py: EvictionPolicy LRU LFU FIFO
+## Hybrid models
+Layers that keep a state instead of K and V, and their slots. [Lesson 11](l11_hybrid/README.md).
+hybrid/hybrid_config.py: HybridConfig
+hybrid/model.py: hybrid_model HybridStore
+hybrid/delta_rule.py: recurrent_step chunk_scan
+hybrid/gdn_pool.py: GdnPool
+hybrid/store.py: HybridKv HybridMeta
+hybrid/memory.py: StateMemory StateHold
+hybrid/checkpoints.py: Checkpoints
+## Windows
+Layers that see only the last tokens, and tables with holes. [Lesson 15](l15_windows/README.md).
+windows/window_config.py: WindowConfig
+windows/groups.py: Place places_of
+windows/window_table.py: WindowTable
+windows/memory.py: WindowMemory WindowHold
+windows/kept.py: KeptWindows
+windows/store.py: GroupedKv GroupedMeta
+## Latents
+One small vector for each token, from which all heads compute K and V. [Lesson 16](l16_latents/README.md).
+latents/latent_config.py: LatentConfig
+latents/contract.py: LatentKernel
+latents/reading.py: absorbed_attention expanded_attention expand multiplications expanding_pays
+latents/attention.py: RunningSums
+latents/store.py: LatentKv
+## Fewer bits
+K and V in 8 or 4 bits, and measures of the loss. [Lesson 17](l17_bits/README.md).
+quantized/rows.py: quantize
+quantized/int4_rows.py: quantize4 joined
+quantized/rotation.py: hadamard rotate
+quantized/formats.py: RowFormat
+quantized/kernels.py: RowKernel
+quantized/pool.py: RowKvPool
+quantized/judge.py: kl nll
+## Below the pool
+Blocks that leave the pool are kept in host memory and on disk. [Lesson 12](l12_tiers/README.md).
+tiers/keys.py: Identity chain
+tiers/records.py: Record Wanted Kind unpack
+tiers/host.py: HostTier
+tiers/disk.py: DiskTier
+tiers/tiers.py: Tiers
+tiers/break_even.py: BreakEven
+tiers/store.py: BlockStore MinTokens
+tiers/connector.py: TierConnector
+tiers/companions.py: Companion
+tiers/states.py: StateCompanion
+tiers/compact.py: compact shrink
+## More than one machine
+Chooses the replica that answers. [Lesson 13](l13_machines/README.md).
+distributed/routing/policy.py: PrefixScore RoundRobin Policy
+distributed/routing/seen.py: SeenBlocks
+distributed/routing/retry.py: with_retries ReplicaLost
+## One model, several processes
+Tensor parallelism: a model cut into shares, and their exchanges. [Lesson 18](l18_ranks/README.md).
+distributed/tensor_parallel/processes.py: Ranks
+distributed/tensor_parallel/shard.py: share_of part_of RankCut bytes_per_step gathered_bytes_per_step
+distributed/tensor_parallel/vocabulary.py: CutEmbedding GatheredHead
+distributed/tensor_parallel/collectives.py: Collectives Traffic
+## Hand-over
+Prompts computed by another process, and the ownership of buffers. [Lesson 19](l19_handover/README.md).
+handover/stage.py: State Event Buffers Stage BrokenProtocol
+handover/protocol.py: Layout Ask Cancel Filled Ended
+handover/sender.py: SendingConnector
+handover/transfers.py: Transfer Transfers
+handover/receiver.py: ReceivingConnector Senders
+handover/either.py: EitherConnector
+## More than one token a step
+Guesses from the text itself, and their verification. [Lesson 14](l14_speculation/README.md).
+speculation/options.py: Speculation
+speculation/speculator.py: speculator_of Speculator
+speculation/lookup.py: Drafter LookupDrafter find_continuation copy_from
+speculation/tree_lookup.py: TreeDrafter continuation
+speculation/verify.py: num_emitted sample_rows with_drafts DraftRow
+speculation/adapt.py: Adaptive share_of_rows
+## Errors
+A user's mistake is reported in one sentence. A call that fails changes nothing.
+base/errors.py: UserError OutOfBlocks CacheFull
+"""
 COMMANDS = (
     ("generate", "mini_engine/cli/generate.py"),
     ("chat", "mini_engine/cli/chat.py"),
@@ -358,10 +257,10 @@ def code(text: str) -> str:
     return f"```python\n{text}\n```"
 
 
-def told(entry: Entry, tree: ast.Module) -> list[str]:
+def told(file: str, name: str, tree: ast.Module) -> list[str]:
     """Return the Markdown of one class, with its methods and properties, or one function."""
-    node = find(tree, entry.name)
-    parts = [f"### {entry.heading}", f"`from {entry.module} import {entry.name}` · [source](../{entry.file})"]
+    node, module = find(tree, name), file.removesuffix(".py").replace("/", ".")
+    parts = [f"### {name}", f"`from {module} import {name}` · [source](../{file})"]
     if not isinstance(node, ast.ClassDef):
         return [*parts, code(signature(node)), *prose(docstring(node))]
     parts += [code(class_code(node)), *prose(docstring(node))]
@@ -376,7 +275,7 @@ def told(entry: Entry, tree: ast.Module) -> list[str]:
         names = ", ".join(f"<code>{item.name}</code>" for item in methods)
         parts.append(f'<details markdown="1"><summary>Methods: {names}</summary>')
         for item in methods:
-            parts.append(f'<h4 id="{slug(entry.heading)}.{item.name}"><code>{entry.name}.{item.name}</code></h4>')
+            parts.append(f'<h4 id="{slug(name)}.{item.name}"><code>{name}.{item.name}</code></h4>')
             above = "".join(f"@{mark}\n" for mark in marks[item.name])
             parts += [code(above + signature(item)), *prose(docstring(item))]
         parts.append("</details>")
@@ -446,14 +345,12 @@ def contract() -> list[str]:
 
 def text() -> str:
     """Return all of the page that comes from the source, as Markdown."""
-    trees: dict[str, ast.Module] = {}
     parts: list[str] = []
-    for part in PARTS:
-        parts += [f"## {part.title}", part.words]
-        if part.title == "Attention":
-            parts += contract()
-        for entry in part.entries:
-            if entry.file not in trees:
-                trees[entry.file] = ast.parse((ROOT / entry.file).read_text(encoding="utf-8"))
-            parts += told(entry, trees[entry.file])
+    for section in PARTS.split("## ")[1:]:
+        title, words, *files = section.splitlines()
+        parts += [f"## {title}", words, *(contract() if title == "Attention" else [])]
+        for line in files:
+            file, names = f"mini_engine/{line.partition(':')[0]}", line.partition(":")[2].split()
+            tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+            parts += [text for name in names for text in told(file, name, tree)]
     return "\n\n".join([*parts, *commands()]) + "\n"

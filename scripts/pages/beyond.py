@@ -1,24 +1,17 @@
 """Course machinery. The ladder's second picture: the gains of lessons 10 to 19, each by its own measure.
 
-    python -m scripts.pages.beyond            # draw it
-    python -m scripts.pages.beyond --check    # draw nothing; exit 1 if a lesson's page has other figures now
-
 Every figure is read from the lesson's page, which gives its command.
 """
 
 import re
-import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts import ROOT
-from scripts.bench.plot import BAR, INK, LINE, MUTED, canvas
-from scripts.pages.generated import asks_for_check, settle
+from scripts.bench.plot import BAR, INK, LINE, MUTED, canvas, drawn
 
 LESSONS = ROOT / "lessons"
 PICTURE = LESSONS / "ladder" / "beyond.svg"
-COMMAND = "python -m scripts.pages.beyond"
 WIDTH, ROW, TOP, BOTTOM = 300, 40, 6, 32  # in points; a phone shows all of it
 NAME, FIRST, ROOM = 30, 150, 84  # where words and bars begin, and a whole bar
 
@@ -168,14 +161,6 @@ def draw_row(axes, y: float, gain: Gain) -> None:
         axes.text(FIRST + length + 5, y + at + 5, gain.said(figure), fontsize=9.5, color=INK, va="center")
 
 
-def main(argv: list[str] | None = None) -> int:
-    check = asks_for_check(__doc__, argv)
-    with tempfile.TemporaryDirectory() as folder:
-        drawn = Path(folder) / PICTURE.name
-        draw(drawn)
-        files = {PICTURE: drawn.read_text(encoding="utf-8")}
-    return settle(files, check, COMMAND)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Return the text that the picture should have."""
+    return {PICTURE: drawn(draw)}

@@ -1,9 +1,8 @@
 """Course machinery. Draws lesson 19's picture of a buffer's states from the table that the engine uses."""
 
-import sys
+from pathlib import Path
 
 from scripts import ROOT
-from scripts.pages.generated import asks_for_check, settle
 from scripts.traces.pictures import style
 
 from mini_engine.handover.stage import TRANSITIONS, Event, State
@@ -84,9 +83,6 @@ def picture() -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def main(argv: list[str] | None = None) -> int:
-    return settle({PICTURE: picture()}, asks_for_check(__doc__, argv), "python -m scripts.pages.buffer_states")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Return the text that the picture should have."""
+    return {PICTURE: picture()}

@@ -1,8 +1,5 @@
 """Course machinery. The course's picture: six chats grow one tree, and a counter shows the tokens not computed.
 
-    python -m scripts.pages.chats            # write the picture, the front page's and the one to embed
-    python -m scripts.pages.chats --check    # write nothing; exit 1 if lesson 8's recorded run has changed since
-
 All of it comes from lessons/l8_radix/tree.trace.js, recorded from lesson 8's engine. A cell is a block of a prompt, in
 the colour of the chat that computed it; a dot below is a chat that found the block instead. `data-at` is the step of
 the animation in which a shape appears; assets/show/chats.js plays it, and without scripts everything is visible.
@@ -10,21 +7,19 @@ the animation in which a shape appears; assets/show/chats.js plays it, and witho
 
 import json
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 
 from scripts import ROOT
-from scripts.pages.generated import asks_for_check, fill, settle
+from scripts.pages.generated import fill
 from scripts.traces.tape import read_trace
 
 FOLDER = ROOT / "lessons" / "l8_radix"
 TRACE, PICTURE, EMBED = FOLDER / "tree.trace.js", FOLDER / "chats.svg", FOLDER / "chats.html"
 THEME = ROOT / "site" / "theme"
 HERO, STYLE = THEME / "partials" / "hero-chats.html", THEME / "assets" / "show" / "chats.css"
-COMMAND = "python -m scripts.pages.chats"
 CELL, PITCH, GAP, ROW, TOP, LEFT = 27, 31, 13, 52, 10, 20
 WIDTH, LABEL = 400, 15  # of the picture, and of a question's line in characters
 ASKED = re.compile(r"“(.*?)”")
@@ -213,11 +208,3 @@ def files() -> dict:
     alone = svg(' xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif"', style)
     hero = HERO.read_text(encoding="utf-8")
     return {PICTURE: alone + "\n", EMBED: embedded(), HERO: fill(hero, "chats", figure("{{ foot }}"))}
-
-
-def main(argv: list[str] | None = None) -> int:
-    return settle(files(), asks_for_check(__doc__, argv), COMMAND)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

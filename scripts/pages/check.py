@@ -1,6 +1,9 @@
-"""Course machinery. Checks that all generated parts of the pages are up to date, and names the commands to update them.
+"""Course machinery. Checks that all generated parts of the pages are up to date, or writes them.
 
-python -m scripts.pages.check    a few seconds; exit 1 if something is out of date
+    python -m scripts.pages.check            # a few seconds; exit 1 if something is out of date
+    python -m scripts.pages.check --write    # write what follows from what is kept: nothing runs or is measured
+
+A generator is a module of this folder whose `files` returns the text that each of its files should have.
 """
 
 import argparse
@@ -9,20 +12,23 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from scripts import first_line
+from scripts.pages.generated import settle
 
-GENERATED = (
-    *("scripts.pages.sync_code", "scripts.pages.draw_map", "scripts.pages.matrix", "scripts.pages.matrix_gpu"),
-    *("scripts.pages.buffer_states", "scripts.pages.seen_on", "scripts.pages.on_gpu", "scripts.pages.notebook"),
-    *("scripts.pages.tracks", "scripts.pages.lesson_tables", "scripts.pages.race", "scripts.pages.beyond"),
-    *("scripts.pages.handover_figures", "scripts.pages.chats", "scripts.machine.schema"),
-    *("scripts.website.cards", "scripts.website.film"),
+GENERATORS = (
+    *("draw_map", "matrix", "buffer_states", "seen_on", "on_gpu", "notebook", "tracks", "lesson_tables"),
+    *("race", "ladder", "beyond", "handover_figures", "chats"),
 )
+OTHERS = ("scripts.pages.sync_code", "scripts.website.cards", "scripts.website.film")  # some open a browser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run every generator with --check."""
-    argparse.ArgumentParser(description=first_line(__doc__).removeprefix("Course machinery. ")).parse_args(argv)
-    return max(import_module(name).main(["--check"]) for name in GENERATED)
+    """Run every generator."""
+    parser = argparse.ArgumentParser(description=first_line(__doc__).removeprefix("Course machinery. "))
+    parser.add_argument("--write", action="store_true", help="write what is out of date; pictures need a browser")
+    args = parser.parse_args(argv)
+    found = [import_module(name).main([] if args.write else ["--check"]) for name in OTHERS]
+    found += [settle(import_module(f"scripts.pages.{name}").files(), not args.write) for name in GENERATORS]
+    return max(found)
 
 
 if __name__ == "__main__":

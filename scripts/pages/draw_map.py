@@ -5,13 +5,12 @@ from the list on the page: each module that an item links to gets the item's num
 """
 
 import re
-import sys
 from html import escape
 from pathlib import Path
 
 from scripts import ROOT
 from scripts.pages.engine_modules import LAYERS, Module, in_order, read_modules
-from scripts.pages.generated import asks_for_check, fill, settle
+from scripts.pages.generated import fill
 
 PAGE = ROOT / "lessons" / "how-the-pieces-fit.md"
 PICTURE = ROOT / "lessons" / "how-the-pieces-fit.svg"
@@ -160,20 +159,11 @@ def place_shown(place: str) -> str:
     return f"`{path}/`" if (ROOT / "mini_engine" / path).is_dir() else f"`{path}`"
 
 
-def files(page: str) -> dict[Path, str]:
+def files() -> dict[Path, str]:
     """Return the contents that the page and the picture should have."""
     modules = read_modules()
+    page = PAGE.read_text(encoding="utf-8")
     page = fill(page, "count", f"The engine consists of {len(modules)} modules, a file each.")
     page = fill(page, "layers", layer_table())
     page = fill(page, "modules", module_table(modules))
     return {PAGE: page, PICTURE: draw(modules, steps_of(page))}
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Write both. With --check, only compare; returns 1 if one is out of date."""
-    check = asks_for_check(__doc__, argv)
-    return settle(files(PAGE.read_text(encoding="utf-8")), check, "python -m scripts.pages.draw_map")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+WRITE = "python -m scripts.pages.check --write"
+
 
 def fill(page: str, name: str, text: str) -> str:
     """Return the page with `text` between `<!-- begin: NAME -->` and `<!-- end: NAME -->`.
@@ -19,7 +21,7 @@ def fill(page: str, name: str, text: str) -> str:
     return f"{head}{begin}\n\n{text.strip()}\n\n{end}{tail}"
 
 
-def settle(files: dict[Path, str], check: bool, command: str) -> int:
+def settle(files: dict[Path, str], check: bool, command: str = WRITE) -> int:
     """Write each file whose text has changed. With `check`, only name them and return 1 if there is one."""
     old = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     for path in old:

@@ -1,22 +1,18 @@
 """Course machinery. Writes lesson 19's tables from its kept run of `bench.py handover`.
 
-    python -m scripts.pages.handover_figures            # write the page
-    python -m scripts.pages.handover_figures --check    # write nothing; exit 1 if the page does not fit the kept run
-
 A prompt that is handed over causes one long gap. The more gaps there are while it is computed, the further out in the
 tail this one is, so the tables have p99.9 and the largest in addition to p99.
 """
 
 import json
-import sys
+from pathlib import Path
 from typing import Any
 
 from scripts import ROOT
-from scripts.pages.generated import asks_for_check, fill, settle
+from scripts.pages.generated import fill
 
 PAGE = ROOT / "lessons" / "l19_handover" / "README.md"
 RUN = PAGE.with_name("handover.json")
-COMMAND = "python -m scripts.pages.handover_figures"
 NAMES = {
     "no chunks": "in one step each",
     "chunks of 512": "in chunks of 512",
@@ -103,11 +99,6 @@ def filled(page: str, report: Row) -> str:
     return page
 
 
-def main(argv: list[str] | None = None) -> int:
-    report = json.loads(RUN.read_text(encoding="utf-8"))
-    page = filled(PAGE.read_text(encoding="utf-8"), report)
-    return settle({PAGE: page}, asks_for_check(__doc__, argv), COMMAND)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Return the text that the page should have."""
+    return {PAGE: filled(PAGE.read_text(encoding="utf-8"), json.loads(RUN.read_text(encoding="utf-8")))}

@@ -1,22 +1,16 @@
-"""Course machinery. Makes the ladder's page, tables and picture from the figures in ladder.json, without measuring.
-
-The page is written by hand, except for the regions between `<!-- ladder: NAME -->` and `<!-- ladder: end -->`.
-"""
+"""Course machinery. Makes the ladder's page, tables and picture from the figures in ladder.json, without measuring."""
 
 import json
-import re
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.common import Report, format_figure, save_text
-from scripts.bench.plot import BAR, INK, LINE, MUTED, SOFT, canvas
+from scripts import ROOT
+from scripts.bench.common import Report, format_figure
+from scripts.bench.plot import BAR, INK, LINE, MUTED, SOFT, canvas, drawn
+from scripts.pages.generated import fill
 
-from mini_engine.base.errors import UserError
-
-PAGE, FIGURES, PICTURE = "README.md", "ladder.json", "ladder.svg"
-REGION = re.compile(r"(<!-- ladder: (\w+) -->\n).*?(<!-- ladder: end -->)", re.DOTALL)
+FOLDER = ROOT / "lessons" / "ladder"
+PAGE, FIGURES, PICTURE = (FOLDER / name for name in ("README.md", "ladder.json", "ladder.svg"))
 Row = dict[str, Any]
 
 # ---------------------------------------------------------------- text
@@ -49,7 +43,7 @@ def figure(value: Any) -> str:
 
 def picture(report: Report) -> str:
     """Return the picture's Markdown, with its text alternative."""
-    return f"[![{in_words(report.rows)}]({PICTURE})]({PICTURE})\n"
+    return f"[![{in_words(report.rows)}]({PICTURE.name})]({PICTURE.name})"
 
 
 def in_words(rows: list[Row]) -> str:
@@ -65,32 +59,23 @@ def machine(report: Report) -> str:
     return "".join(f"- {line[0].upper()}{line[1:]}.\n" for line in lines)
 
 
-TEXTS: dict[str, Callable[[Report], str]] = {"picture": picture, "table": table, "costs": costs, "machine": machine}
-
-
 def filled(page: str, report: Report) -> str:
-    """Return the page with its regions filled from `report`.
-
-    Raises:
-        UserError: the page lacks one of the regions.
-    """
-    found = {match[2] for match in REGION.finditer(page)}
-    if missing := set(TEXTS) - found:
-        raise UserError(f"the ladder's page has no <!-- ladder: {sorted(missing)[0]} --> … <!-- ladder: end -->")
-    return REGION.sub(lambda match: match[1] + TEXTS[match[2]](report) + match[3], page)
+    """Return the page with its tables, picture and machine from `report`."""
+    for text in (picture, table, costs, machine):
+        page = fill(page, text.__name__, text(report))
+    return page
 
 
-def read_report(path: Path) -> Report:
+def read_report(path: Path = FIGURES) -> Report:
     """Read a report written earlier."""
     return Report(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def write_page(report: Report, folder: Path) -> None:
-    """Update page, picture and figures from one report; nothing is written if the page lacks a region."""
-    page = filled((folder / PAGE).read_text(encoding="utf-8"), report)
-    draw_ladder(report.rows, folder / PICTURE)
-    save_text(folder / FIGURES, json.dumps(asdict(report), indent=1, ensure_ascii=False) + "\n")
-    save_text(folder / PAGE, page)
+def files() -> dict[Path, str]:
+    """Return the texts that page and picture should have."""
+    report = read_report()
+    drawing = drawn(lambda path: draw_ladder(report.rows, path))
+    return {PICTURE: drawing, PAGE: filled(PAGE.read_text(encoding="utf-8"), report)}
 
 
 # ---------------------------------------------------------------- the picture

@@ -1,17 +1,13 @@
 """Course machinery. The tables of lessons on the home page and the teachers' page.
 
-    python -m scripts.pages.lesson_tables            # write both
-    python -m scripts.pages.lesson_tables --check    # write nothing; exit 1 if a lesson has changed since
-
 All of it comes from lesson.toml and mkdocs.yml, except two things that are kept from the page: the idea of a lesson in
 a few words, and the times of its check and its smoke script.
 """
 
-import sys
 from pathlib import Path
 
 from scripts import ROOT
-from scripts.pages.generated import asks_for_check, fill, settle
+from scripts.pages.generated import fill
 from scripts.pages.tracks import bought
 
 from lessons._course.catalog import Lesson, read_lessons
@@ -19,7 +15,6 @@ from lessons._course.places import Places
 
 HOME, TEACHERS = ROOT / "lessons" / "README.md", ROOT / "lessons" / "teachers.md"
 NAME = "lessons"
-COMMAND = "python -m scripts.pages.lesson_tables"
 
 
 def cells_of(page: str, columns: int) -> dict[str, list[str]]:
@@ -62,11 +57,3 @@ def files() -> dict[Path, str]:
     lessons = read_lessons(Places.find())
     first, second = (path.read_text(encoding="utf-8") for path in (HOME, TEACHERS))
     return {HOME: fill(first, NAME, home(lessons, first)), TEACHERS: fill(second, NAME, teachers(lessons, second))}
-
-
-def main(argv: list[str] | None = None) -> int:
-    return settle(files(), asks_for_check(__doc__, argv), COMMAND)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,7 +2,6 @@
 
 python -m scripts.pages.matrix            run every cell (some ten minutes), then write results and page
 python -m scripts.pages.matrix --missing  run only cells without a result, as after a feature was added
-python -m scripts.pages.matrix --check    run nothing; exit 1 if the page does not fit the results
 """
 
 import argparse
@@ -10,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from scripts import ROOT
 from scripts.pages.generated import fill, settle
@@ -18,6 +18,7 @@ from scripts.pages.matrix_run import run
 
 PAGE = ROOT / "lessons" / "what-works-with-what.md"
 RESULTS = PAGE.with_suffix(".json")
+ON_A_GPU = PAGE.with_suffix(".gpu.json")
 COMMAND = "python -m scripts.pages.matrix"
 EQUAL = "equal"
 # a fragment of the engine's error message, and the reason for readers
@@ -74,15 +75,6 @@ def page_text(page: str, results: Mapping[str, str]) -> str:
     return fill(page, "matrix", "\n\n".join(filter(None, (counts, tables, reasons))))
 
 
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--check", action="store_true", help="write nothing; exit 1 if something is out of date")
-    which.add_argument("--missing", action="store_true", help="keep the results that there are")
-    return parser.parse_args(argv)
-
-
 def run_cells(known: Mapping[str, str]) -> dict[str, str]:
     """Return the results of all cells, in order. Only those that are not known are run."""
     results, started = dict(known), time.perf_counter()
@@ -95,16 +87,35 @@ def run_cells(known: Mapping[str, str]) -> dict[str, str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the cells, unless --check is given, and write the page or say that it is out of date."""
-    args = parse_args(argv)
-    if not args.check:
-        results = run_cells(read_results() if args.missing else {})
-        if wrong := {key: result for key, result in results.items() if result.startswith("differs")}:
-            print("\n".join(f"{key}: {result}" for key, result in wrong.items()), file=sys.stderr)
-            return 1
-        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
-    text = page_text(PAGE.read_text(encoding="utf-8"), read_results())
-    return settle({PAGE: text}, args.check, COMMAND)
+    """Run the cells, and write results and page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--missing", action="store_true", help="keep the results that there are")
+    results = run_cells(read_results() if parser.parse_args(argv).missing else {})
+    if wrong := {key: result for key, result in results.items() if result.startswith("differs")}:
+        print("\n".join(f"{key}: {result}" for key, result in wrong.items()), file=sys.stderr)
+        return 1
+    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
+    return settle(files(), check=False)
+
+
+def on_a_gpu() -> str:
+    """Return what the last run on a GPU found (`matrix_gpu`)."""
+    found = json.loads(ON_A_GPU.read_text(encoding="utf-8"))
+    machine = f"{found['gpu']}, {found['date']}, torch {found['torch']}, commit {found['commit']}"
+    return "\n".join(
+        (
+            f"**On a GPU** ({machine}), where decode steps are captured,",
+            f"{found['equal']} of {found['cells']} cells give the expected tokens. The others are refused:",
+            "",
+            *(f"- {count} cells: {why}" for why, count in found["refused"].items()),
+        )
+    )
+
+
+def files() -> dict[Path, str]:
+    """Return the text that the page should have."""
+    page = page_text(PAGE.read_text(encoding="utf-8"), read_results())
+    return {PAGE: fill(page, "matrix on a GPU", on_a_gpu())}
 
 
 if __name__ == "__main__":

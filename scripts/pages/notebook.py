@@ -1,25 +1,19 @@
 """Course machinery. Writes site/colab/kv_course.ipynb, the course's first hour on Colab or Kaggle, without outputs.
 
-python -m scripts.pages.notebook          write it
-python -m scripts.pages.notebook --check  exit 1 if it is out of date
-
 The exercise's cell holds the file that `lessons start 2` writes, so it follows the lesson.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from scripts import ROOT
-from scripts.pages.generated import asks_for_check, settle
 
 from lessons._course.catalog import choose, read_lessons
 from lessons._course.places import Places
 from lessons._course.student import starter_of, student_files
 
 FILE = ROOT / "site" / "colab" / "kv_course.ipynb"
-COMMAND = "python -m scripts.pages.notebook"
 REPO = "https://github.com/kv-course/kv-course"
 PYTHON = ".venv/bin/python"
 EXERCISE = "work/l2/allocator.py"
@@ -137,11 +131,6 @@ def notebook() -> dict[str, Any]:
     return {"cells": cells(), "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write the notebook or say that it is out of date."""
-    text = json.dumps(notebook(), indent=1, ensure_ascii=False) + "\n"
-    return settle({FILE: text}, asks_for_check(__doc__, argv), COMMAND)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Return the text that the notebook should have."""
+    return {FILE: json.dumps(notebook(), indent=1, ensure_ascii=False) + "\n"}

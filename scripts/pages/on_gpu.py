@@ -1,24 +1,19 @@
-"""Course machinery. Writes lesson 10's tables of a GPU, from the authors' report and a kept run of `bench.py many`.
-
-python -m scripts.pages.on_gpu          write the page
-python -m scripts.pages.on_gpu --check  exit 1 if the page does not fit the kept files
-"""
+"""Course machinery. Writes lesson 10's tables of a GPU, from the authors' report and a kept run of `bench.py many`."""
 
 import json
-import sys
+from pathlib import Path
 from typing import Any
 
 from scripts import ROOT
 from scripts.machine.page import figure
 from scripts.machine.schema import Report
 from scripts.machine.stored import read
-from scripts.pages.generated import asks_for_check, fill, settle
+from scripts.pages.generated import fill
 from scripts.pages.seen_on import CAPTURED, speed_at
 
 PAGE = ROOT / "lessons" / "l10_device" / "README.md"
 MANY = PAGE.with_name("many.json")
 REPORT = ROOT / "lessons" / "reports" / "authors" / "2026-11-h100.json"
-COMMAND = "python -m scripts.pages.on_gpu"
 
 
 def sentence(report: Report) -> str:
@@ -67,14 +62,9 @@ def many() -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write the tables. With --check, only compare; returns 1 if they are out of date."""
-    check = asks_for_check(__doc__, argv)
+def files() -> dict[Path, str]:
+    """Return the text that the page should have."""
     report = read(REPORT)
     page = fill(PAGE.read_text(encoding="utf-8"), "a GPU in a sentence", sentence(report))
     page = fill(page, "steps on a GPU", steps(report))
-    return settle({PAGE: fill(page, "many requests on a GPU", many())}, check, COMMAND)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return {PAGE: fill(page, "many requests on a GPU", many())}

@@ -1,36 +1,34 @@
 """Course machinery. Records the front page's race: lessons 0, 1, 5, 8 and 9 answer the ladder's requests.
 
     python -m scripts.pages.race            # run the five engines, write lessons/ladder/race.js and the rows
-    python -m scripts.pages.race --check    # run nothing; exit 1 if the ladder's figures have changed since
 
 One run of each gives the order of tokens and their relative times. The length of a run is the ladder's own median, from
 ladder.json, so that page and race agree. All five must give the same tokens.
 """
 
+import argparse
 import json
 import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from scripts import ROOT
-from scripts.pages.generated import asks_for_check, fill, settle
-from scripts.pages.ladder import FIGURES, read_report
+from scripts import ROOT, first_line
+from scripts.pages.generated import fill, settle
+from scripts.pages.ladder import FOLDER, read_report
 
-FOLDER = ROOT / "lessons" / "ladder"
 RECORD, HERO = FOLDER / "race.js", ROOT / "site" / "theme" / "partials" / "hero-race.html"
 RUNNERS = (0, 1, 5, 8, 9)
 START = "// Recorded by scripts/pages/race.py: do not edit, record again.\nwindow.KV_RACE = "
 SHADES = {0: "f", 1: "b", 5: "c", 8: "d", 9: "a"}  # a colour for each lesson
 REST = 1.1  # seconds into the race, when three lanes are done and lesson 0 is on its third square
-COMMAND = "python -m scripts.pages.race"
 Lane = dict[str, Any]
 
 
 def lanes(new_tokens: int) -> list[Lane]:
     """Return each runner's lesson, name, speed and seconds, from the ladder's figures."""
     found = []
-    for row in read_report(FOLDER / FIGURES).rows:
+    for row in read_report().rows:
         number, _, name = row["lesson"].partition(" ")
         if int(number) in RUNNERS:
             speed = row["new tokens/s"]
@@ -110,18 +108,18 @@ def rows(race: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def files(race: dict[str, Any]) -> dict[Path, str]:
-    """Return the wanted texts of the record and of the front page with its rows."""
+def files(race: dict[str, Any] | None = None) -> dict[Path, str]:
+    """Return the texts that the record and the front page should have; without a race, those of the recorded one."""
+    race = race or read()
+    timed = {lane["lesson"]: lane for lane in lanes(sum(race["wanted"]))}
+    for lane in race["lanes"]:
+        lane |= timed[lane["lesson"]]
     return {RECORD: text(race), HERO: fill(HERO.read_text(encoding="utf-8"), "lanes", rows(race))}
 
 
 def main(argv: list[str] | None = None) -> int:
-    check = asks_for_check(__doc__, argv)
-    race = read() if check else record()
-    timed = {lane["lesson"]: lane for lane in lanes(sum(race["wanted"]))}
-    for lane in race["lanes"]:
-        lane |= timed[lane["lesson"]]
-    return settle(files(race), check, COMMAND)
+    argparse.ArgumentParser(description=first_line(__doc__).removeprefix("Course machinery. ")).parse_args(argv)
+    return settle(files(record()), check=False)
 
 
 if __name__ == "__main__":

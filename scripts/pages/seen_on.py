@@ -1,13 +1,9 @@
 """Course machinery. Writes lessons/seen-on.md from the reports in lessons/reports.
 
-python -m scripts.pages.seen_on          write the page
-python -m scripts.pages.seen_on --check  exit 1 if the page does not fit the reports
-
 A report in `authors` was made by the course's authors, one in `readers` was sent by a reader; the report itself cannot
 tell. One that does not pass is an error here, so it cannot get a row.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,11 +12,10 @@ from scripts import ROOT
 from scripts.machine.page import figure
 from scripts.machine.schema import Comparison, Report, Speed
 from scripts.machine.stored import has_stopped, read, why_not
-from scripts.pages.generated import asks_for_check, fill, settle
+from scripts.pages.generated import fill
 
 PAGE = ROOT / "lessons" / "seen-on.md"
 REPORTS = ROOT / "lessons" / "reports"
-COMMAND = "python -m scripts.pages.seen_on"
 BY = {"authors": "measured", "readers": "reported"}
 TRITON, CAPTURED = "Triton kernels", "captured steps"
 ARM = ("arm64", "aarch64")
@@ -181,11 +176,6 @@ def page_text(page: str, found: Sequence[Stored]) -> str:
     return fill(page, "gpus", gpus(found))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write the page or say that it is out of date."""
-    check = asks_for_check(__doc__, argv)
-    return settle({PAGE: page_text(PAGE.read_text(encoding="utf-8"), stored())}, check, COMMAND)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Return the text that the page should have."""
+    return {PAGE: page_text(PAGE.read_text(encoding="utf-8"), stored())}

@@ -1,17 +1,13 @@
 """Course machinery. The front page's map: the lessons in five tracks, each with its time, its needs and its gain.
 
-    python -m scripts.pages.tracks            # write site/theme/partials/tracks.html
-    python -m scripts.pages.tracks --check    # write nothing; exit 1 if a lesson has changed since
-
 Everything comes from lesson.toml and mkdocs.yml, so a new lesson appears automatically: in its track, or in the last
     one.
 """
 
-import sys
 from html import escape
+from pathlib import Path
 
 from scripts import ROOT
-from scripts.pages.generated import asks_for_check, settle
 
 import yaml
 
@@ -19,7 +15,6 @@ from lessons._course.catalog import Lesson, read_lessons
 from lessons._course.places import Places
 
 PARTIAL = ROOT / "site" / "theme" / "partials" / "tracks.html"
-COMMAND = "python -m scripts.pages.tracks"
 MORE = '<label class="kv-map__more"><input type="checkbox"> Show what each needs and what it bought</label>'  # phones
 TRACKS = {  # name: its topic, its lessons, its colour
     "Core": ("an engine that serves many users", range(9), "a"),
@@ -61,9 +56,6 @@ def tracks() -> str:
     return head + "\n".join(parts) + "\n</div>\n"
 
 
-def main(argv: list[str] | None = None) -> int:
-    return settle({PARTIAL: tracks()}, asks_for_check(__doc__, argv), COMMAND)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Return the text that the partial should have."""
+    return {PARTIAL: tracks()}

@@ -7,6 +7,7 @@ that phrasing. Completing a held-out line therefore takes both the fact and the 
 
 import random
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,28 +16,9 @@ FACTS_FILE = Path(__file__).with_name("facts.toml")
 HELD_OUT_SHARE = 0.3
 SMALLEST_TAUGHT_RELATION = 12  # a relation with fewer facts does not teach a phrasing well enough to hold one out
 NUMBER_WORDS = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-    "twenty",
-]
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+]  # fmt: skip
 
 
 class Line(NamedTuple):
@@ -119,11 +101,19 @@ def load_facts(path: Path = FACTS_FILE) -> list[Fact]:
     facts = [
         make_fact(table["name"], relation, subject, target)
         for table in tables
-        for subject, targets in table["rows"].items()
+        for subject, targets in rows_of(table)
         for relation, target in zip(table["relations"], targets, strict=True)
         if target
     ]
     return facts + _sums()
+
+
+def rows_of(table: dict) -> Iterable[tuple[str, list[str]]]:
+    """Return each subject of a table with its objects; a table with one relation may have them as `pairs`."""
+    if "rows" in table:
+        return table["rows"].items()
+    pairs = (pair.strip().split(": ") for pair in table["pairs"].split(";"))
+    return [(subject, [target]) for subject, target in pairs]
 
 
 def held_out_lines(facts: list[Fact]) -> dict[Fact, Line]:

@@ -11,33 +11,9 @@ from scripts.pocket.facts import NUMBER_WORDS
 
 PASSAGES_FILE = Path(__file__).with_name("passages.toml")
 ALPHABET_WORDS = [
-    "apple",
-    "ball",
-    "cat",
-    "dog",
-    "egg",
-    "fish",
-    "goat",
-    "hat",
-    "igloo",
-    "jar",
-    "kite",
-    "lamp",
-    "moon",
-    "nest",
-    "orange",
-    "pig",
-    "queen",
-    "rabbit",
-    "sun",
-    "tree",
-    "umbrella",
-    "van",
-    "window",
-    "xylophone",
-    "yard",
-    "zebra",
-]
+    "apple", "ball", "cat", "dog", "egg", "fish", "goat", "hat", "igloo", "jar", "kite", "lamp", "moon", "nest",
+    "orange", "pig", "queen", "rabbit", "sun", "tree", "umbrella", "van", "window", "xylophone", "yard", "zebra",
+]  # fmt: skip
 TENS = ["ten", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from scripts.traces.sharing import Letters
 from scripts.traces.tape import Tape, ask, plural
 
 from mini_engine.handover.extras import ExtraBuffers
@@ -26,25 +27,6 @@ RECEIVER = "mini_engine/handover/receiver.py::ReceivingConnector"
 TRANSFERS = "mini_engine/handover/transfers.py::Transfers"
 
 
-class Letters:
-    """A pool whose blocks hold letters: a letter is a token here, and its own K and V."""
-
-    payload_bytes = BLOCK_SIZE
-
-    def __init__(self) -> None:
-        self.blocks = [b""] * NUM_BLOCKS
-
-    def read(self, blocks):
-        return [self.blocks[block].ljust(BLOCK_SIZE) for block in blocks]
-
-    def write(self, blocks, payloads) -> None:
-        for block, payload in zip(blocks, payloads, strict=True):
-            self.blocks[block] = bytes(payload)
-
-    def copy(self, sources, targets) -> None:
-        self.write(targets, self.read(sources))
-
-
 @dataclass(eq=False)
 class Request:
     """A request as a connector knows it."""
@@ -58,7 +40,7 @@ class Worker:
     """A prefill worker in this process: its manager, its connector, and its unread messages."""
 
     def __init__(self, stage: Stage, number: int, say) -> None:
-        letters: Any = Letters()
+        letters: Any = Letters(NUM_BLOCKS, BLOCK_SIZE)
         self.number, self.letters, self.inbox = number, letters, deque[Ask | Cancel]()
         self.connector = SendingConnector(stage, letters, BLOCK_SIZE, ExtraBuffers((), BLOCK_SIZE), say)
         self.manager = coordinated(NUM_BLOCKS, BLOCK_SIZE, letters.copy, prefixes=PrefixCache, connector=self.connector)
@@ -113,7 +95,7 @@ class Handover(Tape):
         self.stage, self.transfers = Stage(memory, NUM_BUFFERS, BLOCK_SIZE), Transfers(NUM_BUFFERS)
         self.said, self.waiting, self.num_decoded = "", "", 1
         self.worker = Worker(self.stage, 1, self.hear)
-        letters: Any = Letters()
+        letters: Any = Letters(NUM_BLOCKS, BLOCK_SIZE)
         workers: Any = self
         self.letters, self.requests = letters, dict[str, Request]()
         self.connector = ReceivingConnector(

@@ -1,4 +1,4 @@
-"""Course machinery. For recorders and labs with a radix tree: its nodes, and a manager that reports its actions."""
+"""Course machinery. For recorders and labs: a tree's nodes, a manager that reports its actions, a pool of letters."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -47,6 +47,23 @@ def watch_evictions(tree: RadixTree, tell: Callable[[list[int]], None]) -> None:
         return gone
 
     tree.evict = watched
+
+
+class Letters:
+    """A pool whose blocks hold letters: a letter is a token here, and its own K and V."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.blocks, self.payload_bytes = [b""] * num_blocks, block_size
+
+    def read(self, blocks):
+        return [self.blocks[block].ljust(self.payload_bytes) for block in blocks]
+
+    def write(self, blocks, payloads) -> None:
+        for block, payload in zip(blocks, payloads, strict=True):
+            self.blocks[block] = bytes(payload)
+
+    def copy(self, sources, targets) -> None:
+        self.write(targets, self.read(sources))
 
 
 class Telling(KvCacheManager):

@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from scripts.traces.sharing import Letters
 from scripts.traces.tape import Tape, ask, listed, plural
 
 from mini_engine.kv.cache_coordinator import cache_of, coordinated
@@ -24,25 +25,6 @@ DISK = "mini_engine/tiers/disk.py::DiskTier"
 STORE = "mini_engine/tiers/store.py::BlockStore"
 
 
-class Letters:
-    """A pool whose blocks hold letters: a letter is a token here, and its own K and V."""
-
-    payload_bytes = BLOCK_SIZE
-
-    def __init__(self) -> None:
-        self.blocks = [b""] * NUM_BLOCKS
-
-    def read(self, blocks):
-        return [self.blocks[block].ljust(BLOCK_SIZE) for block in blocks]
-
-    def write(self, blocks, payloads) -> None:
-        for block, payload in zip(blocks, payloads, strict=True):
-            self.blocks[block] = bytes(payload)
-
-    def copy(self, sources, targets) -> None:
-        self.write(targets, self.read(sources))
-
-
 class Tiers(Tape):
     """Runs prompts through lesson 12's manager. shelf: the keys of files, in the order in which they were written."""
 
@@ -54,7 +36,7 @@ class Tiers(Tape):
     def start(self, directory: Path) -> None:
         """Start a new process on a directory."""
         size = Record(bytes(32), bytes(32), bytes(4 * BLOCK_SIZE), bytes(BLOCK_SIZE)).num_bytes
-        self.letters, self.disk = Letters(), DiskTier(directory, 2**20)
+        self.letters, self.disk = Letters(NUM_BLOCKS, BLOCK_SIZE), DiskTier(directory, 2**20)
         self.tiers = TierStack(HostTier(HOST_RECORDS * size), self.disk)
         pool: Any = self.letters
         connector = TierConnector(BlockStore(self.tiers, pool, Identity("weights", "config", "letters", BLOCK_SIZE)))

@@ -1,7 +1,7 @@
 """Course machinery. The website in a browser: build it, serve it, open its pages.
 
-For the tests of the site (tests/course/site_fixtures.py) and for scripts.website.report. Playwright drives an installed
-Chromium or Chrome and never downloads a browser.
+For the tests of the site (tests/course/site_fixtures.py). Playwright drives an installed Chromium or Chrome and never
+downloads a browser.
 """
 
 import contextlib

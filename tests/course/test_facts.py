@@ -8,7 +8,6 @@ import json
 import math
 import re
 from functools import cache
-from importlib.metadata import version
 from itertools import pairwise
 from statistics import fmean
 
@@ -21,11 +20,10 @@ from scripts.make_random_qwen3 import SHAPES
 
 import pytest
 import torch
-from transformers import AutoTokenizer, DeepseekV3Config, DynamicCache, QuantizedCache
+from transformers import DeepseekV3Config
 
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.distributed.tensor_parallel.shard import bytes_per_step, gathered_bytes_per_step
-from mini_engine.hybrid.delta_rule import recurrent_step
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.speculation.adapt import share_of_rows
@@ -54,56 +52,11 @@ def gives(folder: str, *figures: str) -> None:
 # ---------------------------------------------------------------- other packages
 
 
-@pytest.mark.parametrize(
-    ("package", "folder", "parts"),
-    [
-        ("transformers", "l1_contiguous", 2),
-        ("transformers", "l7_server", 3),
-        ("transformers", "l11_hybrid", 2),
-        ("llguidance", "l14_speculation", 3),
-    ],
-)
-def test_a_page_names_the_version_that_is_pinned(package, folder, parts):
-    gives(folder, ".".join(version(package).split(".")[:parts]))
-
-
-def test_transformers_caches_are_cropped_by_a_negative_number_of_tokens():
-    cache = DynamicCache()
-    cache.update(torch.ones(1, 1, 5, 2), torch.ones(1, 1, 5, 2), 0)
-    cache.crop(-2)
-    assert cache.get_seq_length() == 3, "lesson 1's page says that -2 removes two tokens"
-    with pytest.raises(ValueError):
-        cache.crop(2)
-
-
-def test_transformers_makes_control_tokens_of_what_a_user_writes():
-    tokenizer = AutoTokenizer.from_pretrained(POCKET_DIR)
-    message = [{"role": "user", "content": "Hi<|im_end|>"}]
-    ids = tokenizer.apply_chat_template(message, tokenize=True, return_dict=False)
-    ends = ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>"))
-    assert ends == 2, "lesson 7's page says that the user's marker becomes the control token, beside the template's own"
-
-
 # ---------------------------------------------------------------- our own
 
 
 def test_the_size_of_a_records_header_is_the_one_on_the_page():
     gives("l12_tiers", f"{HEADER.size} + {CRC.size} bytes")
-
-
-def test_writing_a_pair_twice_changes_nothing_under_lesson_11s_three_conditions_and_only_then():
-    def change(beta: float, g: float, length: float) -> float:
-        """Return by how much a second writing of the same pair changes the state."""
-        chance = torch.Generator().manual_seed(0)
-        state = torch.randn(1, 1, 4, 3, generator=chance)
-        key, value = torch.randn(1, 1, 4, generator=chance), torch.randn(1, 1, 3, generator=chance)
-        key = length * key / key.norm()
-        pair = (key, key, value, torch.full((1, 1), g), torch.full((1, 1), beta))
-        once = recurrent_step(state, *pair)[1]
-        return (recurrent_step(once, *pair)[1] - once).abs().max().item()
-
-    assert change(1, 0, 1) < 1e-6, "with beta = 1, g = 0 and a key of length 1 the pair is known already"
-    assert min(change(0.5, 0, 1), change(1, -0.5, 1), change(1, 0, 0.5)) > 0.01, "without one of them it is not"
 
 
 def test_what_a_pool_can_place_is_what_lesson_2_says():
@@ -289,12 +242,6 @@ def test_olmo_3_s_longest_text_takes_what_lesson_15_says():
     gives("l15_windows", f"{shape.longest:,} | {sizes}")
 
 
-def test_gemma_4_s_layers_with_windows_hold_ten_elevenths_of_its_bytes():
-    windows, full = 50 * 16 * 256, 10 * 4 * 512
-    assert (windows / (windows + full), 50 / 60) == (10 / 11, 5 / 6)
-    gives("l15_windows", "50 of 60", "16 heads of 256", "4 of 512")
-
-
 def test_a_step_has_as_many_drafts_as_lesson_14_says():
     gives("l14_speculation", f"{share_of_rows(Speculation().max_rows, 1)} drafts")
 
@@ -307,16 +254,3 @@ def test_a_latent_in_8_bits_is_as_large_as_lesson_16_says():
     rank, rope = DeepseekV3Config().kv_lora_rank, DeepseekV3Config().qk_rope_head_dim
     gives("l16_latents", f"{rank + 4 * rank // 128 + 2 * rope} bytes", "1,152")
     assert 2 * (rank + rope) == 1152
-
-
-def test_what_is_left_to_send_and_how_many_of_each_are_as_lesson_19_says():
-    token, link, prefill = 2**18, 50e9, 2 * 32.8e9 * 2000 / (0.5 * 989e12)
-    gives("l19_handover", f"{512e3 * token / link:.1f} ms", f"{512e3 * token / 64 / link:.2f} ms")
-    handed, finished = 1 / prefill, 32 / (500 * 25e-3)
-    gives("l19_handover", f"{handed:.1f} a second", f"{finished:.1f} a second")
-    assert abs(2 * handed / (3 * finished) - 1) < 0.05, "two prefill GPUs keep three decode GPUs busy"
-
-
-def test_the_caches_of_fewer_bits_in_transformers_are_those_of_lesson_17():
-    with pytest.raises(ValueError, match="nbits"):  # fp8 is there, and has no number of bits to choose
-        QuantizedCache("fp8", DeepseekV3Config(), nbits=8)

@@ -36,8 +36,7 @@ def test_each_feature_and_each_pair_works_or_is_refused_as_recorded(key):
         assert result == recorded, f"{key} is recorded as refused; if it works now, run {matrix.COMMAND}"
 
 
-def test_the_page_fits_the_results():
-    assert matrix.main(["--check"]) == 0, f"run {matrix.COMMAND}"
+def test_each_cell_has_a_result():
     assert set(matrix.read_results()) == set(CELLS), f"features were added or renamed; run {matrix.COMMAND}"
 
 

@@ -304,13 +304,6 @@ def test_a_frame_of_what_is_not_a_player_says_so(site_http, browser):
             assert not visitor.outside
 
 
-def test_the_player_is_small():
-    files = [path for path in PLAYER.rglob("*") if path.suffix in (".js", ".css")]
-    sizes = {path.name: len(path.read_bytes()) for path in files if path.parent != PLAYER}
-    shared = sum(len(path.read_bytes()) for path in files if path.parent == PLAYER)
-    assert sizes and shared + max(sizes.values()) < MOST_BYTES, f"{shared} bytes for every trace, and {sizes}"
-
-
 def test_a_picture_that_leads_to_a_trace_becomes_a_player_and_no_other_link_does():
     markdown = pytest.importorskip("markdown", reason="the site's Markdown: pip install --group docs")
     text = "[![a pool](pool.svg)](pool.trace.js) and [a page](pool.md)"

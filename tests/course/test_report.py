@@ -12,11 +12,9 @@ from pathlib import Path
 
 from scripts import report as command
 from scripts.machine import about, kernels, page, run, schema, speed, stored
-from scripts.machine.mistakes import mistakes
 from scripts.machine.schema import Report
 from scripts.pages import seen_on
 
-import jsonschema_rs
 import pytest
 import torch
 from rich.cells import cell_len
@@ -51,24 +49,16 @@ WRONG = [
 ]  # fmt: skip
 
 
-def test_the_schema_s_file_follows_from_the_dataclasses():
-    assert schema.main(["--check"]) == 0, "run python -m scripts.machine.schema"
-    file = json.loads(schema.FILE.read_text(encoding="utf-8"))
-    jsonschema_rs.meta.validate(file)
-
-
 @pytest.mark.parametrize("gpu", [None, T4])
 def test_a_report_becomes_json_and_comes_back(gpu):
     one = report(gpu)
     data = json.loads(json.dumps(asdict(one)))
     assert schema.from_json(data) == one
-    assert jsonschema_rs.is_valid(schema.schema(), data)
 
 
 @pytest.mark.parametrize("path, value", WRONG, ids=[f"{path}={str(value)[:12]}" for path, value in WRONG])
-def test_what_is_no_report_is_refused_as_by_another_validator(path, value):
+def test_what_is_no_report_is_refused(path, value):
     data = changed(path, value)
-    assert not jsonschema_rs.is_valid(schema.schema(), data)
     with pytest.raises(ValueError) as caught:
         schema.from_json(data)
     assert path.split(".")[-1] in str(caught.value) or path.split(".")[0] in str(caught.value)
@@ -181,14 +171,7 @@ def test_a_load_is_measured(load, bench):
     assert found.status == "ok" and found.tokens_per_second > 0 and found.runs == 1
     assert (found.step_ms is not None) == (found.memory_share is not None) == (load == "decode")
     assert (found.times is not None) == (load == "shared beginning")
-    assert mistakes(asdict(found), schema.schema_of(schema.Speed), "it") == []
-
-
-def test_a_shared_beginning_is_computed_once(bench):
-    way = speed.ours(bench.engine)
-    for name, expected in (("shared beginning", 256 + 8 * 16), ("nothing shared", 8 * 272)):
-        seen = speed.run_once(way, speed.jobs_of(name, 8, bench.model.config.vocab_size))
-        assert seen.prefill_tokens == expected, name
+    assert schema.built(schema.Speed, asdict(found), "it") == found
 
 
 @pytest.mark.parametrize("pair", speed.PAIRS, ids=" / ".join)
@@ -272,34 +255,6 @@ def test_parts_without_time_are_missing_and_say_so(made, tmp_path, monkeypatch):
     found = read(tmp_path)
     assert found.finished and {one.status for one in [*found.kernels, *found.speeds]} == {"missing"}
     assert all("were left" in one.why for one in found.with_status("missing"))
-
-
-def test_lessons_without_time_are_missing_and_the_scripts_that_run_are_ended(monkeypatch):
-    ended = []
-
-    def slow_machine(lessons, *args, **options):
-        try:
-            for lesson in lessons:
-                yield run.Result(lesson, 1, 100.0, "")
-        finally:
-            ended.append(True)
-
-    monkeypatch.setattr(run, "run_all", slow_machine)
-    monkeypatch.setattr(run, "start_warm", lambda: None)
-    making = run.Run(report(kernels=[], speeds=[]), 600.0, lambda report: None, lambda name: None)
-    left = iter([500.0, 350.0, 150.0])
-    monkeypatch.setattr(run.Clock, "left", property(lambda self: next(left, 150.0)))
-    making.tokens()
-    status = [lesson.status for lesson in making.report.lessons]
-    assert ended and status[:4] == ["failed"] * 3 + ["missing"] and set(status[3:]) == {"missing"}
-    assert making.report.lessons[-1].why == "there was no time: 150 s were left"
-
-
-def test_a_step_that_would_take_too_long_is_not_begun():
-    made = run.Run(report(kernels=[], speeds=[]), 60.0, lambda report: None, lambda name: None)
-    eight, thirty_two = (run.Step("it", None, {}, "prefill", n) for n in (8, 32))
-    made.took["prefill"] = 8, 20.0
-    assert made.too_long(eight) == "" and made.too_long(thirty_two).startswith("there was no time: it takes about 80 s")
 
 
 def test_the_json_can_be_printed(made, capsys):

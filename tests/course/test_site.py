@@ -1,8 +1,7 @@
 """Course machinery. The website as readers see it: each page, light and dark, wide and narrow, served and from disk.
 
 Protects readers on a phone, in the dark, with a screen reader, without a network: a page must be whole for each of
-them. No test depends on how fast a browser shows a page; scripts.website.report measures that. All of it is nightly;
-test_visits.py visits each page once.
+them. No test depends on how fast a browser shows a page. All of it is nightly; test_visits.py visits each page once.
 """
 
 import json

@@ -129,20 +129,6 @@ def test_what_comes_from_npm_is_as_it_came():
     )
 
 
-def test_the_lock_file_pins_what_is_asked_for_and_names_no_machine():
-    asked = json.loads((ROOT / "site" / "package.json").read_text(encoding="utf-8"))["dependencies"]
-    locked = json.loads((ROOT / "site" / "package-lock.json").read_text(encoding="utf-8"))["packages"]
-    vendored = json.loads((ROOT / "site" / "vendored.json").read_text(encoding="utf-8"))
-    assert {name: locked[f"node_modules/{name}"]["version"] for name in asked} == asked
-    copied = {package for entry in vendored.values() for package in entry["package"].split(", ")}
-    wanted = {f"{name} {version}" for name, version in asked.items()}
-    assert wanted - copied == {f"esbuild {asked['esbuild']}"}, "it bundles the editor and is not part of it"
-    for name, version in (package.rsplit(" ", 1) for package in copied - wanted):  # what the editor's packages need
-        assert locked[f"node_modules/{name}"]["version"] == version
-    for package in locked.values():
-        assert package.get("resolved", "https://registry.npmjs.org/").startswith("https://registry.npmjs.org/")
-
-
 def test_the_index_has_no_flattened_tables(site_folders):
     index = json.loads((site_folders["http"] / "search" / "search_index.json").read_text(encoding="utf-8"))
     texts = {entry["location"]: entry["text"] for entry in index["docs"]}

@@ -8,7 +8,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from scripts.website import cards, updated
+from scripts.website import updated
 from scripts.website.browser import Site, visiting
 from scripts.website.formulas import as_text
 
@@ -113,8 +113,3 @@ def png_size(path: Path) -> tuple[int, ...]:
     head = path.read_bytes()[:24]
     assert head.startswith(b"\x89PNG")
     return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
-
-
-def test_icons_are_pictures_of_their_size():
-    for name, size in cards.ICONS.items():
-        assert png_size(cards.THEME / name) == (size, size)

@@ -28,7 +28,6 @@ TEXT = "\n".join(PAGE.lines)
 CELL = re.compile(r"\[((?:`[^`]+`(?:, )?)+)\]\(([\w/.]+)\.py\)")
 CELLS = [(normpath(f"lessons/{link}"), names) for names, link in CELL.findall(TEXT)]
 NAMED = sorted({(path, name) for path, names in CELLS for name in re.findall(r"`([^`]+)`", names)})
-DOCUMENTS = {"pymllm": 53, "mini-sglang": 30, "mini-yaie": 44, "zerfoo": 30}
 
 
 @cache
@@ -58,32 +57,6 @@ def test_a_name_in_the_tables_is_in_its_module(path, name):
     assert not parameter or parameter in inspect.signature(thing).parameters, f"{first} takes no {parameter}"
 
 
-def rows(anchor: str) -> list[list[str]]:
-    """Return the rows of the table under an anchor, without its head."""
-    section = TEXT.partition(f'<a id="{anchor}"></a>')[2].partition("\n## ")[0]
-    table = [line for line in section.split("\n") if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[2:]]
-
-
-@pytest.mark.parametrize("anchor", DOCUMENTS)
-def test_each_item_has_its_lesson_or_says_why_it_has_none(anchor):
-    found = rows(anchor)
-    assert len(found) == DOCUMENTS[anchor], "an item of the document has come or gone"
-    for row in found:
-        assert len(row) == 4 and all(row), row
-        theirs, _, lesson, here = row
-        assert lesson == "none" or re.search(r"\]\(l\d+_\w+/README\.md", lesson), f"{theirs}: link its lesson"
-        assert here, f"{theirs}: say what it is called here, or why it is missing"
-    assert len({tuple(row[:2]) for row in found}) == len(found), "two rows are the same item"
-
-
-@pytest.mark.parametrize("anchor", DOCUMENTS)
-def test_the_first_table_names_the_lessons_of_each_document(anchor):
-    linked = {int(number) for row in rows(anchor) for number in re.findall(r"\]\(l(\d+)_", row[2])}
-    (named,) = re.findall(rf"\(#{anchor}\) \|.*\| lessons ([\d, ]+) \|", TEXT)
-    assert named == ", ".join(map(str, sorted(linked)))
-
-
 def test_the_figures_of_mini_sglang_are_lesson_2_s():
     config = Qwen3Config(**(SHAPES["0.6B"] | {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128}))
     assert f"{config.kv_bytes_per_token(torch.bfloat16):,} bytes a token of Qwen3-8B" in TEXT
@@ -93,9 +66,3 @@ def test_the_figures_of_mini_sglang_are_lesson_2_s():
     assert f"73 tokens are {len(table.blocks)} blocks" in TEXT
     lesson = (ROOT / "lessons/l2_token_flat/README.md").read_text(encoding="utf-8")
     assert f"{pool_slots(config, torch.bfloat16, 14 * 2**30):,}" in lesson, "100k tokens, to the slot"
-
-
-def test_the_page_is_found_from_the_menu_and_from_two_pages():
-    assert "sources.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    for page in ("README.md", "whats-not-covered.md", "coming-from.md"):
-        assert "(sources.md)" in (ROOT / "lessons" / page).read_text(encoding="utf-8"), page

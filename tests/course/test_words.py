@@ -7,10 +7,8 @@ import ast
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from xml.etree.ElementTree import fromstring
 
-from scripts.pages import api, draw_map, generated
-from scripts.pages.engine_modules import read_modules
+from scripts.pages import api, draw_map
 
 import pytest
 
@@ -40,17 +38,6 @@ def test_the_teachers_page_answers_each_guess():
 # How the pieces fit
 
 
-def test_the_map_shows_every_module_and_every_step_of_the_list():
-    modules, picture = read_modules(), draw_map.PICTURE.read_text(encoding="utf-8")
-    fromstring(picture)
-    words = re.findall(r"<text[^>]*>([^<]*)</text>", picture)
-    assert not {name.rpartition(".")[2] for name in modules} - set(words)
-    steps = draw_map.steps_of(draw_map.PAGE.read_text(encoding="utf-8"))
-    assert set(steps) <= set(modules)
-    told = {number for numbers in steps.values() for number in numbers}
-    assert told == set(range(1, max(told) + 1)), "a step of the list links to no module"
-
-
 def test_the_life_of_a_request_names_what_is_there():
     section = Page.read(draw_map.PAGE).section("The life of one request")
     linked = re.findall(r"\[`([\w.]+)`\]\(\.\./(mini_engine/[\w/]+\.py)\)", section)
@@ -68,22 +55,6 @@ def is_defined(symbol: str, source: str) -> bool:
             return False
         body = found.body
     return True
-
-
-def test_a_gap_without_its_two_comments_is_told():
-    page = "a <!-- begin: x --> old <!-- end: x --> b"
-    assert generated.fill(page, "x", "new") == "a <!-- begin: x -->\n\nnew\n\n<!-- end: x --> b"
-    with pytest.raises(ValueError, match="begin: y"):
-        generated.fill("nothing here", "y", "new")
-
-
-def test_check_names_the_file_and_changes_nothing(tmp_path, capsys):
-    path = tmp_path / "page.md"
-    path.write_text("old", encoding="utf-8")
-    assert generated.settle({path: "new"}, True, "python x.py") == 1
-    assert path.read_text(encoding="utf-8") == "old" and "page.md" in capsys.readouterr().err
-    assert generated.settle({path: "new"}, False, "python x.py") == 0
-    assert generated.settle({path: "new"}, True, "python x.py") == 0
 
 
 # The API page
@@ -134,20 +105,6 @@ def test_the_first_use_becomes_a_link_with_its_meaning_and_the_second_stays():
 )
 def test_headings_code_links_and_parts_of_words_stay(text):
     assert 'class="term"' not in convert(text)
-
-
-@pytest.mark.parametrize(
-    "text", ["Blocks come.", "two blocks", "**block**", "| x |\n| --- |\n| block |", "- a *block*"]
-)
-def test_plurals_capitals_and_what_stands_in_lists_and_cells_are_found(text):
-    assert convert(text).count('class="term"') == 1
-
-
-def test_two_words_of_one_line_keep_their_order_and_their_text():
-    glossary = FIRST_ROW + '\n| <a id="slot"></a>slot | a place | 2 |'
-    html = convert("Before *x* a slot, then a block, then done.", glossary=glossary)
-    assert re.sub(r"<a [^>]*>|</a>", "", html) == "<p>Before <em>x</em> a slot, then a block, then done.</p>"
-    assert re.findall(r"#(\w+)", html) == ["slot", "block"]
 
 
 def test_the_longer_of_two_terms_wins_across_a_line_s_end():

@@ -1,17 +1,13 @@
 """Lesson 10. The free list on the device: slots as int32 tensors, deferred frees, whole pages."""
 
-from contextlib import ExitStack
-
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch.overrides import TorchFunctionMode
 
 from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.base.errors import OutOfBlocks, UserError
-from tests.support import thorough
 
 
 def slots_of(*numbers):
@@ -37,53 +33,6 @@ def refused(allocator, error, why, call):
     else:
         pytest.fail(f"the call must raise {error.__name__}: {why}")
     assert state(allocator) == before, "a rejected call must change nothing"
-
-
-# Allocating
-
-
-def test_slots_come_from_the_front_and_slot_0_is_never_handed_out():
-    allocator = TokenToKVPoolAllocator(6)
-    assert allocator.alloc(4).tolist() == [1, 2, 3, 4], "slot 0 is padding: the first slot handed out must be 1"
-    assert allocator.alloc(2).tolist() == [5, 6] and allocator.available_size() == 0
-
-
-def test_zero_slots_can_be_allocated_and_freed():
-    allocator = TokenToKVPoolAllocator(6)
-    assert allocator.alloc(0).tolist() == [] and allocator.available_size() == 6
-    allocator.free(torch.tensor([]))
-    assert allocator.available_size() == 6
-
-
-@pytest.mark.parametrize(
-    ("page_size", "count", "error", "why"),
-    [
-        (1, -1, ValueError, "-1 slots"),
-        (1, 5, OutOfBlocks, "need 5 slots, 4 free of 8: a refused call merges nothing"),
-        (4, 3, ValueError, "multiple of 4"),
-        (4, 5, ValueError, "multiple of 4"),
-    ],
-)
-def test_a_number_that_cannot_be_allocated_is_refused(page_size, count, error, why):
-    allocator = TokenToKVPoolAllocator(8, page_size)
-    allocator.free(allocator.alloc(4))
-    if page_size == 1:
-        allocator.alloc(4)
-    refused(allocator, error, why, lambda: allocator.alloc(count))
-
-
-def test_pages_are_runs_of_adjacent_slots_and_the_first_one_is_padding():
-    allocator = TokenToKVPoolAllocator(12, 4)
-    assert allocator.alloc(8).view(2, 4).tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
-
-
-@pytest.mark.parametrize(("size", "page"), [(10, 4), (3, 4), (0, 1), (8, 0), (-4, 4)])
-def test_edge_case_12_a_size_that_is_not_whole_pages_is_refused(size, page):
-    with pytest.raises(UserError):
-        TokenToKVPoolAllocator(size, page)
-
-
-# Freeing
 
 
 def test_lists_are_merged_only_when_the_free_one_is_too_short():
@@ -129,13 +78,6 @@ def test_a_merge_of_an_empty_list_works(free, released):
     assert len(allocator.release_slots) == 0
 
 
-def test_slots_may_come_back_in_any_order_shape_and_integer_type():
-    allocator = TokenToKVPoolAllocator(8)
-    held = allocator.alloc(8)
-    allocator.free(held.flip(0).view(2, 4).long())
-    assert allocator.alloc(8).tolist() == list(range(1, 9))
-
-
 def test_a_freed_view_of_the_table_may_be_overwritten_at_once():
     """The usual caller frees a row of req_to_token and clears that row at once."""
     allocator = TokenToKVPoolAllocator(8)
@@ -147,33 +89,7 @@ def test_a_freed_view_of_the_table_may_be_overwritten_at_once():
     assert sorted(allocator.alloc(8).tolist()) == list(range(1, 9)), "free must copy what it is given, not keep a view"
 
 
-@pytest.mark.parametrize(
-    ("numbers", "why"),
-    [
-        ((0,), "the padding slot is never held"),
-        ((-1,), "-1 is not the last slot"),
-        ((9,), "9 is past the end"),
-        ((2**32 + 1,), "a huge number does not wrap into the pool"),
-        ((8,), "8 was never handed out"),
-        ((3, 1), "slot 1 is free again, and slot 3 is held"),
-        ((3, 4, 3), "3 occurs twice"),
-        ((3.0,), "slots are int32 or int64"),
-    ],
-)
-def test_slots_that_are_not_held_cannot_be_freed(numbers, why):
-    allocator = TokenToKVPoolAllocator(8)
-    allocator.free(allocator.alloc(7)[:2])
-    refused(allocator, ValueError, why, lambda: allocator.free(torch.tensor(numbers)))
-
-
 # Pages
-
-
-@pytest.mark.parametrize("first", [0, -4, 12, 400])
-def test_pages_outside_the_pool_cannot_be_freed_even_if_all_slots_are_held(first):
-    allocator = TokenToKVPoolAllocator(8, 4)
-    allocator.alloc(8)
-    refused(allocator, ValueError, "not held", lambda: allocator.free(torch.arange(first, first + 4)))
 
 
 @pytest.mark.parametrize("numbers", [(4,), (4, 5), (6, 7), (6, 7, 8, 9), (4, 5, 6, 7, 8), (4, 5, 6, 8)])
@@ -327,88 +243,44 @@ def test_clear_frees_all_and_an_open_group_does_not_bring_slots_back_twice():
 # Everything at once
 
 
-class SlotMachine(RuleBasedStateMachine):
-    """The allocator next to a naive model: sets of free and deferred slots, and a list of held ones."""
+@pytest.mark.parametrize(
+    ("page", "numbers"),
+    [(1, (0,)), (1, (-1,)), (1, (9,)), (1, (2**32 + 1,)), (1, (3, 1)), (1, (3, 4, 3)), (1, (3.0,)), (4, range(12, 16))],
+)
+def test_what_is_not_held_cannot_be_freed(page, numbers):
+    allocator = TokenToKVPoolAllocator(8, page)
+    allocator.free(allocator.alloc(8)[:page])
+    refused(
+        allocator, ValueError, "it is padding, outside, free or twice", lambda: allocator.free(torch.tensor(numbers))
+    )
 
-    @initialize(pages=st.integers(1, 9), page_size=st.sampled_from([1, 1, 2, 5]), need_sort=st.booleans())
-    def start(self, pages, page_size, need_sort):
-        self.allocator = TokenToKVPoolAllocator(pages * page_size, page_size, need_sort=need_sort)
-        self.page_size = page_size
-        self.all = set(range(page_size, (pages + 1) * page_size))
-        self.free, self.held, self.deferred = set(self.all), [], set()
-        self.groups = []
 
-    @rule(pages=st.integers(0, 6))
-    def alloc(self, pages):
-        count = pages * self.page_size
-        if count > len(self.free):
-            refused(self.allocator, OutOfBlocks, f"need {count} slots", lambda: self.allocator.alloc(count))
-            return
-        enough, waiting = count <= len(self.allocator.free_slots), self.allocator.release_slots.tolist()
-        slots = self.allocator.alloc(count)
-        got = slots.tolist()
-        assert slots.dtype == torch.int32 and len(got) == count
-        assert set(got) <= self.free and len(set(got)) == count, "a slot was handed out that is held, or twice"
-        for page in slots.view(pages, self.page_size).tolist():
-            first = page[0] // self.page_size * self.page_size
-            assert page == list(range(first, first + self.page_size)), f"{page} is not a page"
-        if enough:
-            assert self.allocator.release_slots.tolist() == waiting, "a merge that was not needed"
-        elif self.allocator.need_sort:
-            left = got + self.allocator.free_slots.tolist()
-            assert left == sorted(left), "a merge must leave the list sorted"
-        self.free -= set(got)
-        self.held += got
+@pytest.mark.parametrize(("size", "page"), [(10, 4), (3, 4), (0, 1), (8, 0), (-4, 4)])
+def test_edge_case_12_a_size_that_is_not_whole_pages_is_refused(size, page):
+    with pytest.raises(UserError):
+        TokenToKVPoolAllocator(size, page)
 
-    @rule(pages=st.integers(0, 5), random=st.randoms())
-    def free_pages(self, pages, random):
-        """Free some pages, with their slots in mixed order."""
-        starts = sorted({slot // self.page_size for slot in self.held})
-        random.shuffle(starts)
-        slots = [start * self.page_size + i for start in starts[:pages] for i in range(self.page_size)]
-        random.shuffle(slots)
-        self.allocator.free(slots_of(*slots))
-        self.held = [slot for slot in self.held if slot not in set(slots)]
-        (self.deferred if self.groups else self.free).update(slots)
 
-    @rule(slot=st.integers(-3, 60))
-    def free_badly(self, slot):
-        """Try to free a slot that is not held, together with held ones, or part of a page."""
-        page = [slot // self.page_size * self.page_size + i for i in range(self.page_size)]
-        if slot not in self.held:
-            bad = slots_of(*page, *(s for s in self.held if s not in page))
-            refused(self.allocator, ValueError, "not held", lambda: self.allocator.free(bad))
-        elif self.page_size > 1:
-            refused(self.allocator, ValueError, "whole pages", lambda: self.allocator.free(slots_of(slot)))
-
-    @precondition(lambda self: len(self.groups) < 3)
-    @rule()
-    def begin(self):
-        self.groups.append(ExitStack())
-        self.groups[-1].enter_context(self.allocator.free_group())
-
-    @precondition(lambda self: self.groups)
-    @rule()
-    def end(self):
-        self.groups.pop().close()
-        if not self.groups:
-            self.free |= self.deferred
-            self.deferred = set()
-
-    @invariant()
-    def each_slot_is_in_one_state(self):
-        allocator = self.allocator
+@given(st.integers(1, 9), st.sampled_from([1, 1, 2, 5]), st.lists(st.tuples(st.integers(-1, 7), st.randoms())))
+def test_each_slot_is_free_or_held_by_one(pages, page_size, steps):
+    """Pages come and go at random: a number of pages to allocate, or -1 to free half of those held, in mixed order."""
+    allocator, held = TokenToKVPoolAllocator(pages * page_size, page_size), list[list[int]]()
+    for count, chance in steps:
+        if count < 0:
+            chance.shuffle(held)
+            gone = [slot for page in held[: len(held) // 2] for slot in page]
+            chance.shuffle(gone)
+            allocator.free(slots_of(*gone))
+            held = held[len(held) // 2 :]
+        elif count > pages - len(held):
+            refused(allocator, OutOfBlocks, "so many are not free", lambda n=count: allocator.alloc(n * page_size))
+        else:
+            held += allocator.alloc(count * page_size).view(count, page_size).tolist()
+        for page in held:
+            assert page == [page[0] // page_size * page_size + i for i in range(page_size)], f"{page} is not a page"
         free = allocator.free_slots.tolist() + allocator.release_slots.tolist()
-        waiting = [slot for part in allocator.deferred for slot in part.tolist()]
-        assert allocator.available_size() == len(free) and set(free) == self.free, "the free slots are not the model's"
-        assert sorted(waiting) == sorted(self.deferred) and allocator.num_deferred == len(waiting)
-        held = allocator.is_held.nonzero().flatten().tolist()
-        assert held == sorted(self.held), "the held slots are not the model's"
-        assert sorted(free + waiting + held) == sorted(self.all), "free + held + deferred is not each slot once"
-
-
-TestSlotMachine = SlotMachine.TestCase
-TestSlotMachine.settings = settings(max_examples=thorough(40, 15), stateful_step_count=thorough(50, 25))
+        everything = sorted(free + [slot for page in held for slot in page])
+        assert everything == list(range(page_size, (pages + 1) * page_size)), "free + held is not each slot once"
 
 
 @pytest.mark.gpu

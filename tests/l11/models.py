@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.pocket.hybrid import start_time_steps
+from scripts.pocket.models import start_time_steps
 
 import pytest
 import torch
