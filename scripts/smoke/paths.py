@@ -63,12 +63,11 @@ def guesses(trial: Trial, **options) -> Outcome:
 def rounded(trial: Trial, kv_dtype: str, path: Path = batched, **options) -> Outcome | LeftOut:
     """Run a path with K and V rounded. Expected: the tokens of one process that rounds alike, each prompt alone."""
 
-    def answers() -> list[list[int]]:
-        plain = {"backend": "reference", "kernel": "reference", "enable_prefix_caching": False}
-        engine = trial.one_process(kv_dtype=kv_dtype, **plain)
-        return [request.output_ids for request in trial.ask_in_turn(engine)]
+    def reference() -> list[list[int]]:
+        plain = Trial(trial.args, trial.prompts, trial.opened, "reference")
+        return alone(plain, kv_dtype=kv_dtype, kernel="reference").outputs
 
-    expected = trial.opened.once(("answers", kv_dtype), answers)
+    expected = trial.opened.once(("reference", kv_dtype), reference)
     done = path(trial, kv_dtype=kv_dtype, **options)
     if isinstance(done, Outcome):
         done.expected = expected
