@@ -1,7 +1,4 @@
-"""Lesson 11. A hybrid alone, batched, in chunks, preempted, after a cached prefix, on the device: the same tokens.
-
-Every path is compared with Hugging Face. A path that did not do what it is named for is reported as not exercised.
-"""
+"""Lesson 11. A hybrid alone, batched, in chunks, preempted, after a cached prefix, on the device: the same tokens."""
 
 import sys
 from functools import partial
@@ -52,7 +49,7 @@ def on_device(trial: Trial) -> Outcome:
     """Run without an engine, in lesson 10's loop: slots, tables, states and tokens stay on the device."""
     config, dtype, device = trial.model.config, trial.model.dtype, trial.args.device
     states = GdnPool.for_model(config, len(trial.prompts), dtype=dtype, device=device)
-    parts = lambda blocks: HybridKv(blocks, states), RowStates(states)  # noqa: E731
+    parts = lambda blocks: HybridKv(blocks, states), RowStates(states)
     return device_loop.on_device(trial, kv_shape(config), load_kernel("auto", device, dtype), *parts)
 
 

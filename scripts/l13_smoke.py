@@ -1,13 +1,8 @@
-"""Lesson 13. Several engines behind a router: the same tokens, wherever a prompt is answered.
-
-Every path is compared with Hugging Face. A path that did not do what it is named for is reported as not exercised.
-"""
+"""Lesson 13. Several engines behind a router: the same tokens, wherever a prompt is answered."""
 
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator
-from functools import partial
 
 from scripts.smoke.arguments import make_parser
 from scripts.smoke.run import Outcome
@@ -15,22 +10,20 @@ from scripts.smoke.several import run_paths
 from scripts.smoke.trial import Trial, lost_blocks
 
 from mini_engine.cli.parser import whole_number
-from mini_engine.distributed.routing.policy import Policy, PrefixScore, RoundRobin
+from mini_engine.distributed.routing.policy import PrefixScore, RoundRobin
 from mini_engine.distributed.routing.retry import ReplicaLost, with_retries
-from mini_engine.engine.request import Request
 from mini_engine.pocket import COURSE_PROMPTS
 
 
 class Replicas(Trial):
     """Engines with separate caches. places: the number of the engine that each request went to."""
 
-    def __init__(self, *args) -> None:
-        super().__init__(*args)
-        self.engines = [self.engine() for _ in range(self.args.replicas)]
-        self.places: list[int] = []
+    def __init__(self, *given) -> None:
+        super().__init__(*given)
+        self.engines, self.places = [self.engine() for _ in range(self.args.replicas)], []
 
-    def answer(self, policy: Policy[int], ids: list[int]) -> Request:
-        """Send a prompt to the engine that the policy chooses. Load is the number of requests it has had."""
+    def answer(self, policy, ids: list[int]):
+        """Return the request to the engine that the policy chooses. Load is the number of requests it has had."""
         size, had = self.args.block_size, Counter(self.places)
         keys = [tuple(ids[:end]) for end in range(size, len(ids) + 1, size)]
         place = policy.choose(keys, {i: had[i] for i in range(len(self.engines))})
@@ -40,7 +33,7 @@ class Replicas(Trial):
         policy.found(place, keys, request.num_cached_tokens // size)
         return request
 
-    def outcome_of(self, requests: list[Request]) -> Outcome:
+    def done(self, requests) -> Outcome:
         """Return the answers, and the faults of all engines."""
         done = self.outcome(self.engines[0], requests)
         done.faults += [fault for engine in self.engines[1:] for fault in lost_blocks(engine)]
@@ -53,8 +46,8 @@ def by_turns(trial: Replicas, policy=RoundRobin) -> Outcome:
     """Send all prompts to the engines in turn, then all of them again; return the second answers."""
     rule = policy()
     first, second = ([trial.answer(rule, ids) for ids in trial.prompts] for _ in range(2))
-    done = trial.outcome_of(second)
-    if [request.output_ids for request in first] != done.outputs:
+    done = trial.done(second)
+    if done.outputs != [request.output_ids for request in first]:
         done.faults.append("the second answers differ from the first")
     return done
 
@@ -69,24 +62,22 @@ def retried(trial: Replicas) -> Outcome:
     """Lose the first attempt at each answer before its first token; another engine answers."""
     policy, lost = RoundRobin(), []
 
-    async def attempt(ids: list[int]) -> AsyncGenerator[Request, None]:
-        request = trial.answer(policy, ids)
-        if ids not in lost:
-            lost.append(ids)
-            raise ReplicaLost
-        yield request
+    async def answer(ids: list[int]) -> list:
+        async def attempt():
+            request = trial.answer(policy, ids)
+            if ids not in lost:
+                lost.append(ids)
+                raise ReplicaLost
+            yield request
 
-    async def answer(ids: list[int]) -> Request:
-        [request] = [request async for request in with_retries(partial(attempt, ids))]
-        return request
+        return [request async for request in with_retries(attempt)]
 
-    done = trial.outcome_of([asyncio.run(answer(ids)) for ids in trial.prompts])
+    done = trial.done([request for ids in trial.prompts for request in asyncio.run(answer(ids))])
     return done.exercising(len(trial.places) > len(trial.prompts), "no attempt was lost")
 
 
 def arguments():
-    parser = make_parser(__doc__, block_size=8)
-    how_many = {"type": whole_number(1), "default": 2, "metavar": "N"}
+    parser, how_many = make_parser(__doc__, block_size=8), {"type": whole_number(1), "default": 2, "metavar": "N"}
     parser.add_argument("--replicas", **how_many, help="engines behind the router (default: 2)")
     return parser
 

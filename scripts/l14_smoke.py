@@ -1,7 +1,6 @@
 """Lesson 14. Runs prompts with speculation, at several k and with every kind of step.
 
-Each path reports the guessed tokens, the accepted ones, and the steps that they saved, counted for each request. A path
-that accepts nothing is reported as not exercised.
+Each path reports guessed and accepted tokens, and the steps that they saved, counted for each request.
 """
 
 import sys
@@ -20,7 +19,6 @@ from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.pocket import COURSE_PROMPTS
 from mini_engine.speculation.options import Speculation
 
-ANY_LOAD = 2**20  # rows: guess however many requests decode
 SMALL = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=12, chunked_prefill_size=5)
 
 
@@ -29,12 +27,13 @@ def asked_twice(question: str) -> str:
     return f"{ask(question)}{passages()[question]}{TURN_END}\n{ask(question)}"
 
 
-def default_prompts() -> list[str]:
-    """Return prompts whose answers repeat something, and a story, which does not."""
-    counting = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.\n1, 2, 3, 4, 5,"
-    week = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday. Monday, Tuesday,"
-    table = "1 times 7 is 7. 2 times 7 is 14. 3 times 7 is 21. 4 times 7 is 28."
-    return [*map(asked_twice, ("What is a KV cache?", "What is paging?")), counting, week, table, COURSE_PROMPTS[20]]
+PROMPTS = (  # their answers repeat something, but for the last one, a story
+    *map(asked_twice, ("What is a KV cache?", "What is paging?")),
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.\n1, 2, 3, 4, 5,",
+    "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday. Monday, Tuesday,",
+    "1 times 7 is 7. 2 times 7 is 14. 3 times 7 is 21. 4 times 7 is 28.",
+    COURSE_PROMPTS[20],
+)
 
 
 class Guessing(Trial):
@@ -43,8 +42,8 @@ class Guessing(Trial):
     room = 1
 
     def engine(self, k: int = 8, use_tree: bool = False, **options):
-        speculation = Speculation(k, max_rows=ANY_LOAD, use_tree=use_tree)
-        return super().engine(speculate=speculation, **options)
+        guess = Speculation(k, max_rows=2**20, use_tree=use_tree)  # however many requests decode
+        return super().engine(speculate=guess, **options)
 
     def outcome(self, engine, requests) -> Outcome:
         done, steps = super().outcome(engine, requests), self.summary
@@ -80,7 +79,7 @@ def arguments():
 
 
 def main(argv=None) -> int:
-    return run_paths(14, Guessing, PATHS, arguments(), argv, default_prompts())
+    return run_paths(14, Guessing, PATHS, arguments(), argv, PROMPTS)
 
 
 if __name__ == "__main__":

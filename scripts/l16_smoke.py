@@ -1,7 +1,4 @@
-"""Lesson 16. Latents in every way that lessons 5 to 14 run a model, expanded and absorbed: the same tokens.
-
-Every path is compared with Hugging Face. A path that did not do what it is named for is reported as not exercised.
-"""
+"""Lesson 16. Latents in every way that lessons 5 to 14 run a model, expanded and absorbed: the same tokens."""
 
 import sys
 from functools import partial

@@ -1,6 +1,5 @@
 """Lesson 18. One model over several processes, in every way that lessons 5 to 17 run a model: the same tokens.
 
-Every path is compared with Hugging Face. A path that did not do what it is named for is reported as not exercised.
 `--model` also takes hybrids, windows and latents: pocket-hybrid, pocket-windows, pocket-latent.
 """
 

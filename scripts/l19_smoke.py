@@ -1,36 +1,26 @@
 """Lesson 19. Prompts computed by a prefill worker, in every way that lessons 5 to 18 run a model: the same tokens.
 
-Every path is compared with Hugging Face. A path that did not do what it is named for is reported as not exercised.
 `--model` also takes hybrids, windows and latents: pocket-hybrid, pocket-windows, pocket-latent.
 """
 
 import sys
 from functools import partial
 
+from scripts.smoke import paths, tiers
 from scripts.smoke.arguments import long_prompt, make_parser
-from scripts.smoke.handed_over import HandedOver, receiving_of
-from scripts.smoke.paths import CHUNK, preempted, rounded
-from scripts.smoke.paths import batched as together
-from scripts.smoke.paths import guesses as guessed
+from scripts.smoke.handed_over import HandedOver
 from scripts.smoke.run import LeftOut, Outcome
 from scripts.smoke.several import run_paths
-from scripts.smoke.tiers import host as from_host
 
 from mini_engine.assembly.loading import load
 from mini_engine.pocket import COURSE_PROMPTS
-
-
-def alone(trial: HandedOver) -> Outcome:
-    """Run the prompts one after another."""
-    engine = trial.engine()
-    return trial.outcome(engine, trial.ask_in_turn(engine))
 
 
 def batched(trial: HandedOver) -> Outcome:
     """Run all prompts together while others, computed here, are being answered."""
     engine = trial.engine()
     for ids in trial.prompts[:2]:
-        trial.add(engine, [ids[:CHUNK]], max_tokens=trial.args.max_new_tokens + len(ids))
+        trial.add(engine, [ids[: paths.CHUNK]], max_tokens=trial.args.max_new_tokens + len(ids))
     while not all(request.output_ids for request in trial.requests):
         engine.step()
     done = trial.outcome(engine, trial.ask(engine))
@@ -41,7 +31,7 @@ def chunked(trial: HandedOver) -> Outcome | LeftOut:
     """Run all prompts together; their first blocks arrive while the rest is being computed."""
     if all(len(ids) <= 2 * trial.args.block_size for ids in trial.prompts):
         return "no prompt has two blocks to hand over"
-    return together(trial).exercising(trial.num_partial, "no prompt arrived in parts")
+    return paths.batched(trial).exercising(trial.num_partial, "no prompt arrived in parts")
 
 
 def cached(trial: HandedOver) -> Outcome:
@@ -52,8 +42,8 @@ def cached(trial: HandedOver) -> Outcome:
     num_here = sum(request.num_cached_tokens for request in again) - trial.brought
     engine.scheduler.manager.coordinator.clear()
     done = trial.outcome(engine, trial.ask(engine))
-    same = [request.output_ids for request in again] == done.outputs
-    done.faults += [] if same else ["the second answers differ from the third"]
+    if done.outputs != [request.output_ids for request in again]:
+        done.faults.append("the second answers differ from the third")
     done.exercising(num_here > 0, "no prompt found a prefix here")
     return done.exercising(trial.brought, "the worker's cache was not asked")
 
@@ -71,26 +61,27 @@ def cancelled(trial: HandedOver) -> Outcome:
 
 def part(trial: HandedOver) -> Outcome:
     """Give the worker too few buffers for a prompt: the rest is computed here."""
-    done, size = together(trial, small=True), trial.args.block_size
+    done, size = paths.batched(trial, small=True), trial.args.block_size
     whole = sum((len(ids) - 1) // size * size for ids in trial.prompts)
     return done.exercising(trial.brought < whole, "the buffers were enough for every prompt")
 
 
 def host(trial: HandedOver) -> Outcome:
     """Run all prompts, drop the pool's cache, and run them again with the KV in host memory."""
-    done = from_host(trial, small=True)
+    done = tiers.host(trial, small=True)
     done.faults += ["a worker computed what host memory has"] if trial.brought else []
     return done
 
 
 def ranks(trial: HandedOver) -> Outcome | LeftOut:
     """Hand a prompt over to two ranks, each of which takes its share of the heads."""
-    return together(trial, tensor_parallel_size=2) if trial.args.device == "cpu" else "ranks run on CPUs here"
+    return paths.batched(trial, tensor_parallel_size=2) if trial.args.device == "cpu" else "ranks run on CPUs here"
 
 
-PATHS = {"alone": alone, "batched": batched, "chunked": chunked, "preempted": preempted, "cached": cached}
-PATHS |= {"cancelled": cancelled, "part": part, "guesses": partial(guessed, small=True), "host": host}
-PATHS |= {"int8": partial(rounded, kv_dtype="int8", backend="reference", kernel="reference"), "ranks": ranks}
+ROUNDING = {"kv_dtype": "int8", "backend": "reference", "kernel": "reference"}
+PATHS = {"alone": paths.alone, "batched": batched, "chunked": chunked, "preempted": paths.preempted, "cached": cached}
+PATHS |= {"cancelled": cancelled, "part": part, "guesses": partial(paths.guesses, small=True), "host": host}
+PATHS |= {"int8": partial(paths.rounded, **ROUNDING), "ranks": ranks}
 
 
 def arguments():

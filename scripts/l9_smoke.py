@@ -28,9 +28,8 @@ class Layers(Trial):
 
     def engine(self, backend: str = "") -> Engine:
         model = speed_up(self.model, backend) if backend else self.model
-        size, num_blocks = self.args.block_size, 1 + sum(blocks_for(self.prompts, self.args))
-        limits = SchedulerConfig(max_num_seqs=8)
-        return Engine.for_model(model, num_blocks=num_blocks, block_size=size, scheduler_config=limits)
+        sizes = {"num_blocks": 1 + sum(blocks_for(self.prompts, self.args)), "block_size": self.args.block_size}
+        return Engine.for_model(model, **sizes, scheduler_config=SchedulerConfig(max_num_seqs=8))
 
 
 def why_not(backend: str, model) -> str | None:

@@ -36,8 +36,12 @@ class HandedOver(Trial):
     def namespace(self) -> Hashable:
         return self.name
 
-    def engine(self, small: bool = False, **options) -> Engine:
-        """Return the engine with these options. small: a tier, guesses, and buffers for two blocks and their extras."""
+    def engine(self, small: bool = False, enable_prefix_caching: bool = True, **options) -> Engine:
+        """Return the engine with these options. Both sides always cache prefixes.
+
+        Args:
+            small: a tier, guesses, and buffers for two blocks and their extras.
+        """
         if small:
             receiving = receiving_of(self.engine())
             num_bytes = (2 + receiving.extras.num_buffers(0, 2)) * receiving.stage.buffer_bytes

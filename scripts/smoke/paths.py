@@ -64,7 +64,7 @@ def rounded(trial: Trial, kv_dtype: str, path: Path = batched, **options) -> Out
     """Run a path with K and V rounded. Expected: the tokens of one process that rounds alike, each prompt alone."""
 
     def reference() -> list[list[int]]:
-        plain = Trial(trial.args, trial.prompts, trial.opened, "reference")
+        plain = Trial("reference", trial.args, trial.prompts, trial.opened)
         return alone(plain, kv_dtype=kv_dtype, kernel="reference").outputs
 
     expected = trial.opened.once(("reference", kv_dtype), reference)

@@ -1,6 +1,7 @@
 """Course machinery. A smoke script's report: the object for `--json`, and the lines for people."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -49,6 +50,12 @@ class Report:
         data = asdict(self)
         more, _ = data.pop("more"), data.pop("lines")
         return data | more
+
+
+def equal_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """Return the number of tokens before the first difference."""
+    pairs = zip(ours, theirs, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
 
 
 def print_json(data: dict) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from scripts.smoke.arguments import load_ours, tokenizer_of
 from scripts.smoke.divergence import explain
 from scripts.smoke.hugging_face import hf_generate, load_hf
-from scripts.smoke.report import Divergence, Report, RequestReport, print_json, show
+from scripts.smoke.report import Divergence, Report, RequestReport, equal_prefix, print_json, show
 
 from mini_engine.cli.parser import guard
 from mini_engine.model.kinds import Latent, State
@@ -48,6 +48,11 @@ class Outcome:
         """Note `otherwise` as not exercised unless it has happened. Return this outcome."""
         self.not_exercised += [] if has_happened else [otherwise]
         return self
+
+    def take_notes(self, name: str, other: "Outcome") -> None:
+        """Add the faults of another run, and what it did not exercise, under its name."""
+        self.faults += [f"{name}: {line}" for line in other.faults]
+        self.not_exercised += [f"{name}: {line}" for line in other.not_exercised]
 
 
 Generate = Callable[[Any, list[list[int]], argparse.Namespace], Outcome]
@@ -118,8 +123,7 @@ def find_divergence(model, hf_model, generate: Generate, request: RequestReport,
     """Return where two answers diverge, how close the choice was, and where the values first differ."""
     import torch
 
-    same = (a == b for a, b in zip(request.ours, request.hf, strict=False))
-    position = next((i for i, equal in enumerate(same) if not equal), min(len(request.ours), len(request.hf)))
+    position = equal_prefix(request.ours, request.hf)
     context = torch.tensor([request.prompt_ids + request.hf[:position]], device=hf_model.device)
     with torch.inference_mode():
         best = hf_model(context).logits[0, -1].float().topk(2).values

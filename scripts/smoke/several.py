@@ -37,16 +37,14 @@ def run_paths(
             opened = Opened(stack)
 
             def generate(model, prompts, args) -> Outcome:
-                one = trial(args, prompts, opened, first)
-                one.model = model
-                return path(one)
+                return path(trial(first, args, prompts, opened, model))
 
             report = compare(lesson, generate, args)
             report.kv |= {figure: {first: report.kv[figure]} for figure in FIGURES if figure in report.kv}
             report.kv |= {"equal": {first: sum(request.match for request in report.requests)}, "left_out": {}}
             ids = [request.prompt_ids for request in report.requests]
             for name, other in others:
-                add_path(report, name, other(trial(args, ids, opened, name)), args.dtype)
+                add_path(report, name, other(trial(name, args, ids, opened)), args.dtype)
         report.match = report.match and not report.faults
         return tell(report, args)
 

@@ -21,8 +21,8 @@ from mini_engine.engine.stats import Summary
 class Opened:
     """What a script's paths share: each thing is opened on first use, and `stack` closes it when the script ends."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self.stack = stack
+    def __init__(self, stack: ExitStack | None = None) -> None:
+        self.stack = stack or ExitStack()
         self.things: dict[Hashable, Any] = {}
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
@@ -44,8 +44,12 @@ class Trial:
     layout = "block-tensor"
     namespace: Hashable = None
 
-    def __init__(self, args: argparse.Namespace, prompts: list[list[int]], opened: Opened, name: str) -> None:
-        self.args, self.prompts, self.opened, self.name = args, prompts, opened, name
+    def __init__(
+        self, name: str, args: argparse.Namespace, prompts: list[list[int]], opened: Opened, model: Any = None
+    ) -> None:
+        self.name, self.args, self.prompts, self.opened = name, args, prompts, opened
+        if model is not None:
+            self.model = model
         self.requests: list[Request] = []
         self.summary = Summary()
 
