@@ -10,7 +10,7 @@ from scripts.smoke.several import run_paths
 from scripts.smoke.trial import Trial, lost_blocks
 
 from mini_engine.cli.parser import whole_number
-from mini_engine.distributed.routing.policy import PrefixScore, RoundRobin
+from mini_engine.distributed.routing.policy import Policy, PrefixScore, RoundRobin
 from mini_engine.distributed.routing.retry import ReplicaLost, with_retries
 from mini_engine.pocket import COURSE_PROMPTS
 
@@ -22,7 +22,7 @@ class Replicas(Trial):
         super().__init__(*given)
         self.engines, self.places = [self.engine() for _ in range(self.args.replicas)], []
 
-    def answer(self, policy, ids: list[int]):
+    def answer(self, policy: Policy[int], ids: list[int]):
         """Return the request to the engine that the policy chooses. Load is the number of requests it has had."""
         size, had = self.args.block_size, Counter(self.places)
         keys = [tuple(ids[:end]) for end in range(size, len(ids) + 1, size)]
@@ -42,9 +42,9 @@ class Replicas(Trial):
         return done.exercising(len(set(self.places)) > 1, "one engine answered everything")
 
 
-def by_turns(trial: Replicas, policy=RoundRobin) -> Outcome:
+def by_turns(trial: Replicas, policy: Policy[int] | None = None) -> Outcome:
     """Send all prompts to the engines in turn, then all of them again; return the second answers."""
-    rule = policy()
+    rule = policy or RoundRobin()
     first, second = ([trial.answer(rule, ids) for ids in trial.prompts] for _ in range(2))
     done = trial.done(second)
     if done.outputs != [request.output_ids for request in first]:
@@ -54,7 +54,7 @@ def by_turns(trial: Replicas, policy=RoundRobin) -> Outcome:
 
 def routed(trial: Replicas) -> Outcome:
     """Send the prompts by score; the second time each goes to the engine that has its prefix."""
-    done = by_turns(trial, PrefixScore)
+    done = by_turns(trial, PrefixScore())
     return done.exercising(any(one.num_cached_tokens for one in trial.requests), "no engine found a prefix")
 
 

@@ -36,8 +36,7 @@ def generate(model, prompts, args) -> Outcome:
         metrics.watch(worker)
         with in_background(create_app(worker, config, metrics)) as url:
             whole, streamed = asyncio.run(ask_all(url, prompts, args.max_new_tokens))
-    both = zip(whole, streamed, strict=True)
-    outputs = [one[: equal_prefix(one, other)] for one, other in both]  # a difference shows as a missing token
+    outputs = [one[: equal_prefix(one, other)] for one, other in zip(whole, streamed, strict=True)]
     blocks = engine.scheduler.manager.blocks_by_state
     kv = {"layout": "block-tensor", "blocks": blocks.free + blocks.held, "free_at_end": blocks.free}
     return Outcome(outputs, kv | {"requests": 2 * len(prompts), "whole_equals_streamed": whole == streamed})
@@ -47,16 +46,19 @@ async def ask_all(url: str, prompts: list[list[int]], max_tokens: int) -> tuple[
     """Return the token ids of every prompt's answer, whole and streamed, all requested at the same time."""
     import openai
 
+    def ids_of(choice) -> list[int]:
+        return choice.model_extra["token_ids"]  # unknown to OpenAI's client but kept by it
+
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         more = {"model": "pocket", "max_tokens": max_tokens, "temperature": 0, "extra_body": {"return_token_ids": True}}
 
         async def whole(prompt: list[int]) -> list[int]:
             answer = await client.completions.create(prompt=prompt, **more)
-            return answer.choices[0].model_extra["token_ids"]  # unknown to OpenAI's client but kept by it
+            return ids_of(answer.choices[0])
 
         async def streamed(prompt: list[int]) -> list[int]:
             chunks = await client.completions.create(prompt=prompt, stream=True, **more)
-            return [token async for chunk in chunks for token in chunk.choices[0].model_extra["token_ids"]]
+            return [token async for chunk in chunks for token in ids_of(chunk.choices[0])]
 
         try:
             found = await asyncio.gather(*map(whole, prompts), *map(streamed, prompts))

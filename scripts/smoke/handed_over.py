@@ -30,7 +30,9 @@ class HandedOver(Trial):
     room = 3
     layout = "block-tensor, handed over"
     num_mixed = num_partial = 0
-    begun: Counter[str] | None = None
+    shared: Engine
+    begun: Counter[str]
+    added: Counter[str]
 
     @property
     def namespace(self) -> Hashable:
@@ -60,8 +62,7 @@ class HandedOver(Trial):
         return engine
 
     def add(self, engine, prompts=None, **params) -> list:
-        if self.begun is not None:
-            self.added = events_of(self.shared)
+        self.added = events_of(engine)
         return super().add(engine, prompts, **params)
 
     def since(self, event: str) -> int:

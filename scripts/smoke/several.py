@@ -1,8 +1,9 @@
 """Course machinery. Compares the paths of one lesson with Hugging Face: other layers, chunks, caches, processes."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from scripts.smoke.arguments import with_prompts
 from scripts.smoke.report import Report
@@ -17,11 +18,11 @@ FIGURES = ("restored_tokens", "speculation")  # reported for each path
 def run_paths(
     lesson: int,
     trial: type[Trial],
-    paths: Mapping[str, Path],
+    paths: dict[str, Path],
     parser: argparse.ArgumentParser,
     argv: Sequence[str] | None = None,
     prompts: Sequence[str] = (),
-    more: Mapping[str, Path] | None = None,
+    more: dict[str, Path] | None = None,
 ) -> int:
     """Run every path on the same prompts and report. Return 0 if all tokens are equal, otherwise 1.
 
@@ -32,11 +33,11 @@ def run_paths(
     """
 
     def work(args: argparse.Namespace) -> int:
-        (first, path), *others = (paths | (more or {}) if more and args.all else paths).items()
+        (first, path), *others = (paths | more if more and args.all else paths).items()
         with ExitStack() as stack:
             opened = Opened(stack)
 
-            def generate(model, prompts, args) -> Outcome:
+            def generate(model, prompts, args) -> Any:  # the first path is never left out
                 return path(trial(first, args, prompts, opened, model))
 
             report = compare(lesson, generate, args)
