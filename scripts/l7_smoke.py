@@ -5,18 +5,15 @@ Every prompt is sent twice, streamed and whole; the two must agree, and equal Hu
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING
 
 from scripts.smoke.arguments import make_parser
+from scripts.smoke.report import equal_prefix
 from scripts.smoke.run import Outcome, run_smoke
 
 from mini_engine.base.errors import UserError
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:  # the client is an extra
-    from openai.types import CompletionChoice
 
 MISSING = 'this lesson needs {}: make setup ARGS="--extras server", or pip install -e ".[server]" --group test'
 
@@ -39,30 +36,28 @@ def generate(model, prompts, args) -> Outcome:
         metrics.watch(worker)
         with in_background(create_app(worker, config, metrics)) as url:
             whole, streamed = asyncio.run(ask_all(url, prompts, args.max_new_tokens))
-    outputs = [agreed(*both) for both in zip(whole, streamed, strict=True)]
+    outputs = [one[: equal_prefix(one, other)] for one, other in zip(whole, streamed, strict=True)]
     blocks = engine.scheduler.manager.blocks_by_state
     kv = {"layout": "block-tensor", "blocks": blocks.free + blocks.held, "free_at_end": blocks.free}
     return Outcome(outputs, kv | {"requests": 2 * len(prompts), "whole_equals_streamed": whole == streamed})
-
-
-def agreed(whole: list[int], streamed: list[int]) -> list[int]:
-    """Return the tokens up to the first difference, so that a difference shows as a missing token."""
-    same = (one == other for one, other in zip(whole, streamed, strict=False))
-    return whole[: next((i for i, equal in enumerate(same) if not equal), len(whole))]
 
 
 async def ask_all(url: str, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
     """Return the token ids of every prompt's answer, whole and streamed, all requested at the same time."""
     import openai
 
+    def ids_of(choice) -> list[int]:
+        return choice.model_extra["token_ids"]  # unknown to OpenAI's client but kept by it
+
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        more = {"model": "pocket", "max_tokens": max_tokens, "temperature": 0, "extra_body": {"return_token_ids": True}}
 
         async def whole(prompt: list[int]) -> list[int]:
-            answer = await client.completions.create(**asked(prompt, max_tokens))
+            answer = await client.completions.create(prompt=prompt, **more)
             return ids_of(answer.choices[0])
 
         async def streamed(prompt: list[int]) -> list[int]:
-            chunks = await client.completions.create(**asked(prompt, max_tokens), stream=True)
+            chunks = await client.completions.create(prompt=prompt, stream=True, **more)
             return [token async for chunk in chunks for token in ids_of(chunk.choices[0])]
 
         try:
@@ -72,22 +67,10 @@ async def ask_all(url: str, prompts: list[list[int]], max_tokens: int) -> tuple[
     return found[: len(prompts)], found[len(prompts) :]
 
 
-def ids_of(choice: "CompletionChoice") -> list[int]:
-    """Return the token ids of an answer, a field that is unknown to OpenAI's client but kept by it."""
-    return (choice.model_extra or {})["token_ids"]
-
-
-def asked(prompt: list[int], max_tokens: int) -> dict:
-    """Return the arguments of one completion: greedy, with its token ids."""
-    more = {"return_token_ids": True}
-    return dict(model="pocket", prompt=prompt, max_tokens=max_tokens, temperature=0, extra_body=more)
-
-
 def arguments():
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--num-blocks", type=whole_number(2), default=1024, metavar="N", help="of 16 tokens (default: 1024)"
-    )
+    blocks = {"type": whole_number(2), "default": 1024, "metavar": "N"}
+    parser.add_argument("--num-blocks", **blocks, help="of 16 tokens (default: 1024)")
     return parser
 
 

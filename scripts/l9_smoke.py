@@ -7,27 +7,29 @@ Any other failure ends the script with an error.
 import sys
 from functools import partial
 
-from scripts import first_line
-from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
-from scripts.smoke.run import Outcome
-from scripts.smoke.several import LeftOut, drained, run_several
+from scripts.smoke.arguments import blocks_for, make_parser
+from scripts.smoke.paths import batched
+from scripts.smoke.run import LeftOut, Outcome
+from scripts.smoke.several import run_paths
+from scripts.smoke.trial import Trial
 
 from mini_engine.base.errors import UserError
 from mini_engine.base.native_build import SUFFIXES, find_compiler
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.layers import native, speed_up
+from mini_engine.pocket import COURSE_PROMPTS
 
-REFERENCE = "reference"
 BACKENDS = ("torch", "packed")
 
 
-def generate(model, prompts, args) -> Outcome:
-    """Run all prompts through lesson 5's engine, with the model's layers."""
-    blocks = 1 + sum(blocks_for(prompts, args))
-    limits = SchedulerConfig(max_num_seqs=8)
-    engine = Engine.for_model(model, num_blocks=blocks, block_size=args.block_size, scheduler_config=limits)
-    return drained(engine, prompts, args)
+class Layers(Trial):
+    """Lesson 5's engine, around a model with one backend's layers or its own."""
+
+    def engine(self, backend: str = "") -> Engine:
+        model = speed_up(self.model, backend) if backend else self.model
+        sizes = {"num_blocks": 1 + sum(blocks_for(self.prompts, self.args)), "block_size": self.args.block_size}
+        return Engine.for_model(model, **sizes, scheduler_config=SchedulerConfig(max_num_seqs=8))
 
 
 def why_not(backend: str, model) -> str | None:
@@ -58,20 +60,20 @@ def has_compiler() -> bool:
     return True
 
 
-def sped_up(backend: str, model, prompts, args) -> Outcome | LeftOut:
-    """Run the same engine over one backend's layers, or return why this machine cannot."""
-    return why_not(backend, model) or generate(speed_up(model, backend), prompts, args)
+def sped_up(backend: str, trial: Trial) -> Outcome | LeftOut:
+    """Run all prompts over one backend's layers, or return why this machine cannot."""
+    return why_not(backend, trial.model) or batched(trial, backend=backend)
+
+
+PATHS = {"reference": batched} | {backend: partial(sped_up, backend) for backend in BACKENDS}
 
 
 def arguments():
-    return make_parser(first_line(__doc__), block_size=16)
+    return make_parser(__doc__, block_size=16)
 
 
 def main(argv=None) -> int:
-    from mini_engine.pocket import COURSE_PROMPTS
-
-    parser, others = arguments(), {backend: partial(sped_up, backend) for backend in BACKENDS}
-    return run_several(9, (REFERENCE, generate), others, parser, with_prompts(argv, parser, COURSE_PROMPTS[::3]))
+    return run_paths(9, Layers, PATHS, arguments(), argv, COURSE_PROMPTS[::3])
 
 
 if __name__ == "__main__":

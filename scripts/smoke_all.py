@@ -9,7 +9,8 @@ import json
 import sys
 from collections.abc import Sequence
 
-from scripts.smoke.processes import Result, equal_prefix, run_all, start_warm
+from scripts.smoke.processes import Result, run_all, start_warm
+from scripts.smoke.report import equal_prefix
 
 from lessons._course.catalog import Lesson, choose, read_lessons
 from lessons._course.places import CourseError, Places

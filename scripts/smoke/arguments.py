@@ -6,9 +6,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from scripts import first_line
+
 from mini_engine.cli.parser import OneLineParser, whole_number
 
 DEFAULT_PROMPTS = ["The capital of France is"]
+
+
+def long_prompt(times: int) -> str:
+    """Return a prompt that repeats a sentence of 13 tokens."""
+    return "Once upon a time there was a brave bear named Bruno. " * times + "The capital of France is"
 
 
 def id_list(text: str) -> list[int]:
@@ -20,15 +27,19 @@ def id_list(text: str) -> list[int]:
 
 
 def make_parser(
-    description: str | None, *, block_size: int | None = None, kernel: bool = False
+    doc: str | None, *, block_size: int | None = None, kernel: bool = False, also: str | None = None, **defaults
 ) -> argparse.ArgumentParser:
     """Return a parser with the options that every smoke script has, and those that several have.
 
     Args:
+        doc: the script's docstring; its first line describes it.
         block_size: the default of `--block-size`, which only scripts with blocks have.
         kernel: whether the script can run another attention kernel.
+        also: what `--all` adds, if the script has more paths than it usually runs.
+        defaults: `load_model` and `default_model`, in scripts for another family of models.
     """
-    parser = OneLineParser(description=description)
+    parser = OneLineParser(description=first_line(doc))
+    parser.set_defaults(**defaults)
     parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
     parser.add_argument("--hf-model", metavar="DIR_OR_HUB_ID", help="checkpoint for Hugging Face (default: the same)")
     prompts = parser.add_mutually_exclusive_group()
@@ -46,6 +57,8 @@ def make_parser(
     if kernel:
         names = "auto, reference, blockwise, torch, cpu or triton"
         parser.add_argument("--kernel", default="auto", metavar="NAME", help=names)
+    if also:
+        parser.add_argument("--all", action="store_true", help=also)
     return parser
 
 
@@ -63,14 +76,19 @@ def with_prompts(argv: Sequence[str] | None, parser: argparse.ArgumentParser, pr
 
 def load_ours(args: argparse.Namespace):
     """Return the model and the prompts that `args` names. Resolves `args.device` and `args.model` in place."""
+    args.device = pick_device(args.device)
+    args.model = args.model or getattr(args, "default_model", None) or str(pocket_dir())
+    model = load_model_of(args)
+    return model, encode_prompts(args, model.config)
+
+
+def load_model_of(args: argparse.Namespace):
+    """Return the model that `args` names, once `load_ours` has resolved the name."""
     from mini_engine.checkpoint.config import DTYPES
     from mini_engine.families.qwen3 import load_model
 
-    args.device = pick_device(args.device)
-    args.model = args.model or getattr(args, "default_model", None) or str(pocket_dir())
-    load = getattr(args, "load_model", load_model)  # lesson 11 has another family of models
-    model = load(args.model, DTYPES[args.dtype], args.device)
-    return model, encode_prompts(args, model.config)
+    load = getattr(args, "load_model", load_model)  # from lesson 11 on there are other families of models
+    return load(args.model, DTYPES[args.dtype], args.device)
 
 
 def pick_device(name: str) -> str:

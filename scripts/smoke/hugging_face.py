@@ -1,8 +1,9 @@
 """Course machinery. Runs the same checkpoint in Hugging Face transformers, for comparison with a lesson's answers."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def load_hf(path: str | Path, args: argparse.Namespace):
@@ -43,3 +44,18 @@ def _up_to_an_end(token_ids: list[int], eos: list[int]) -> list[int]:
     """Cut off the padding that `generate` appends to rows that end before others."""
     ends = (index + 1 for index, token_id in enumerate(token_ids) if token_id in eos)
     return token_ids[: next(ends, None)]
+
+
+def hf_processors(params: Any) -> Callable[..., Any]:
+    """Return transformers' own processors of logits for these sampling parameters, in the order of its `generate`."""
+    from transformers.generation import logits_process as hf
+
+    chain = hf.LogitsProcessorList()
+    if params.repetition_penalty != 1:
+        chain.append(hf.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if not params.is_greedy:
+        chain.append(hf.TemperatureLogitsWarper(params.temperature))
+        chain += [hf.TopKLogitsWarper(params.top_k)] if params.top_k else []
+        chain += [hf.TopPLogitsWarper(params.top_p)] if params.top_p < 1 else []
+        chain += [hf.MinPLogitsWarper(params.min_p)]
+    return chain

@@ -15,6 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from scripts.smoke.report import equal_prefix
+
 from lessons._course.catalog import Lesson
 from lessons._course.environment import python_environment
 from lessons._course.places import Places
@@ -98,12 +100,6 @@ class Result:
             "seconds": self.seconds,
             "report": self.report,
         }
-
-
-def equal_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Return the number of tokens before the first difference."""
-    pairs = zip(ours, theirs, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
 
 
 def start_warm() -> Launch:

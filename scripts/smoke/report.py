@@ -1,7 +1,8 @@
 """Course machinery. A smoke script's report: the object for `--json`, and the lines for people."""
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,20 @@ class Report:
     seconds: dict[str, float]
     faults: list[str] = field(default_factory=list)
     not_exercised: list[str] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that --json prints: `more` are further keys of it, and `lines` are for people only."""
+        data = asdict(self)
+        more, _ = data.pop("more"), data.pop("lines")
+        return data | more
+
+
+def equal_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """Return the number of tokens before the first difference."""
+    pairs = zip(ours, theirs, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
 
 
 def print_json(data: dict) -> None:
@@ -73,6 +88,8 @@ def show(report: Report, tokenizer) -> None:
     equal = sum(request.match for request in report.requests)
     verdict, style = ("PASS", "bold green") if report.match else ("FAIL", "bold red")
     out(f"{verdict}: {equal} of {len(report.requests)} answers equal Hugging Face's", style=style)
+    for line in report.lines:
+        out(line)
 
 
 def request_lines(index: int, request: RequestReport, dtype: str, tokenizer) -> list[str]:

@@ -4,7 +4,7 @@ import functools
 import random
 from typing import Any
 
-from scripts.l14_smoke import default_prompts
+from scripts.l14_smoke import PROMPTS
 
 import pytest
 
@@ -130,7 +130,7 @@ def test_every_family(family):
 @functools.cache
 def pocket(backend):
     """Return the pocket model's prompts in tokens, and its answers without guesses."""
-    prompts = [Tokenizer(POCKET_DIR).encode(text) for text in default_prompts()]
+    prompts = [Tokenizer(POCKET_DIR).encode(text) for text in PROMPTS]
     return prompts, pocket_answers(prompts, backend, None)[0]
 
 
