@@ -1,4 +1,4 @@
-"""Course machinery. What kernels read: their inputs as they lie in memory, blocks in place, and no block there is not."""
+"""Course machinery. What kernels read: queries as they lie in memory, blocks in place, and no block there is not."""
 
 from dataclasses import replace
 
