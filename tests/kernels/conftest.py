@@ -20,10 +20,19 @@ def interpreter() -> Iterator[Worker]:
     worker.close()
 
 
-@pytest.fixture(params=[*IN_PROCESS, *(pytest.param(one, marks=pytest.mark.ci) for one in TRITON), *ON_GPU], ids=str)
+@pytest.fixture(params=TRITON, ids=str)
+def triton(request: pytest.FixtureRequest, interpreter: Worker) -> Entry:
+    """Each kernel in Triton, interpreted."""
+    return replace(request.param, interpret=interpreter)
+
+
+NIGHTLY = [pytest.param(one, marks=pytest.mark.nightly) for one in TRITON]  # the interpreter is slow
+
+
+@pytest.fixture(params=[*IN_PROCESS, *NIGHTLY, *ON_GPU], ids=str)
 def kernel(request: pytest.FixtureRequest) -> Entry:
     """Each kernel of the table."""
-    if request.param.name != "triton" or request.param.device != "cpu":
+    if request.param not in TRITON:
         return request.param
     return replace(request.param, interpret=request.getfixturevalue("interpreter"))
 

@@ -32,6 +32,22 @@ def test_a_mixed_batch(kernel, shape, dtype):
         kernel.check(kernel.case(MIXED, window=window, dtype=dtype, **SHAPES[shape]), shape)
 
 
+@pytest.mark.ci
+def test_triton_s_kernels(triton):
+    for window in (EVERY_KEY, 6):
+        triton.check(triton.case(MIXED, window=window, block_size=7), "tiles of a mixed batch")
+    for window in (EVERY_KEY, 300):
+        case = triton.case(SPLIT[1], heads=2, kv_heads=1, block_size=16, window=window)
+        triton.check(case, "a decode's history in splits")
+
+
+@pytest.mark.parametrize("entry", [-1, 10**6])
+def test_a_batch_of_decodes_alone(kernel, entry, dtype):
+    for window in kernel.windows(EVERY_KEY, 6):
+        options = dict(window=window, entry=entry, dtype=dtype, block_size=6, padded_rows=0)
+        kernel.check(kernel.case([(1, 9), (1, 40), (1, 2)], **options), "one query a sequence, and no padding")
+
+
 LONG = [
     ((1, 1300), (1, 3)),
     ((40, 600),),
@@ -48,7 +64,10 @@ def test_histories_of_several_stretches(quick, lengths, dtype):
         quick.check(quick.case(lengths, window=window, dtype=dtype, **shape), "histories longer than a stretch")
 
 
-@pytest.mark.parametrize("lengths", [((1, 900), (1, 3)), ((3, 340), (1, 700), (0, 0), (1, 257), (2, 2))], ids=str)
+SPLIT = [((1, 900), (1, 3)), ((3, 340), (1, 700), (0, 0), (1, 257), (2, 2))]
+
+
+@pytest.mark.parametrize("lengths", SPLIT, ids=str)
 def test_a_decode_is_split_and_merged(kernel, lengths):
     for window in kernel.windows(EVERY_KEY, 300):
         kernel.check(kernel.case(lengths, heads=2, kv_heads=1, block_size=16, window=window), "a history in splits")

@@ -7,7 +7,7 @@ import torch
 
 from mini_engine.attention import cpu
 from mini_engine.attention.contract import EVERY_KEY
-from tests.kernels.table import TRITON, Entry
+from tests.kernels.table import Entry
 
 SHAPE = dict(heads=6, kv_heads=3, dim=40, rope=10, block_size=16)
 LENGTHS = [*((1, kv_len) for kv_len in (1, 15, 16, 17, 31, 33, 511, 512, 513, 1100, 1537)), (90, 700)]
@@ -76,12 +76,10 @@ def test_shared_keys_are_read_once_per_run():
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("kernel", TRITON, ids=str)
-def test_triton_splits_a_decode_by_its_own_length_alone(kernel, interpreter):
-    kernel = replace(kernel, interpret=interpreter)
-    case = kernel.case([(1, 700), (1, 1500), (1, 3)], heads=2, kv_heads=1, block_size=16, padded_rows=0)
-    together = kernel(case)
+def test_triton_splits_a_decode_by_its_own_length_alone(triton):
+    case = triton.case([(1, 700), (1, 1500), (1, 3)], heads=2, kv_heads=1, block_size=16, padded_rows=0)
+    together = triton(case)
     for s in range(3):
         alone = case.part(s)
         fewer = alone.batch.block_table[:, : int(alone.batch.seq_lens_kv[0]) // 16 + 1]
-        assert torch.equal(together[s], kernel(alone.with_tables(block_table=fewer))[0]), "its bits depend on the batch"
+        assert torch.equal(together[s], triton(alone.with_tables(block_table=fewer))[0]), "its bits depend on the batch"
