@@ -7,7 +7,7 @@ from mini_engine.attention.contract import Batch
 from mini_engine.attention.registry import load_kernel
 from mini_engine.quantized.formats import FORMATS, INT4
 from mini_engine.quantized.int4_rows import pack, quantize4, row_bytes, unpack
-from tests.l3.kernel_cases import int32
+from tests.kernels.cases import int32
 
 pytestmark = pytest.mark.reference  # no task is about this
 

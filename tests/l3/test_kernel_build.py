@@ -13,7 +13,7 @@ import pytest
 from mini_engine.attention import cpu, registry
 from mini_engine.base import native_build
 from mini_engine.base.errors import UserError
-from tests.l3.kernel_cases import make_case, relative_error
+from tests.kernels.cases import make_case
 from tests.support import forget_builds, refused
 
 pytestmark = pytest.mark.reference
@@ -58,7 +58,7 @@ def best_kernel() -> str:
     """The name of the best kernel, asked for twice and tried."""
     case = make_case([(1, 9), (3, 8)])
     kernel = [registry.load_kernel("auto") for _ in range(2)][-1]
-    assert relative_error(kernel(*case.inputs), case.expected()) < 1e-5
+    assert case.error_of(kernel(*case.inputs)) < 1e-5
     return kernel.name
 
 
