@@ -39,7 +39,7 @@ from mini_engine.hybrid.fast import FastZeroCentredNorm
 from mini_engine.hybrid.model import ZeroCentredRMSNorm
 from mini_engine.layers import native
 from mini_engine.layers.exchange import Exchange
-from mini_engine.layers.fast_model import with_torch_layers
+from mini_engine.layers.fast_model import FastMixers, with_torch_layers
 from mini_engine.layers.torch_layers import Join, TorchModel
 from mini_engine.model.causal_lm import CausalLM, causal_lm
 from mini_engine.model.decoder import Decoder, DecoderLayer
@@ -165,11 +165,13 @@ class FastGemmaAttention(FastHeadGatedAttention):
         self.head_norm = weights
 
 
+FAST_MIXERS: FastMixers = {HeadGatedAttention: FastGemmaAttention}
+
+
 def gemma3_decoder(model: CausalLM, functions: native.Functions | None, exchange: Exchange) -> TorchModel:
     """Return a Gemma 3's decoder with fast layers."""
-    mixers, norm = {HeadGatedAttention: FastGemmaAttention}, FastZeroCentredNorm
-    layer = partial(FastSandwichLayer, post_norm=norm)
-    return with_torch_layers(model, functions, exchange, mixers, norm, layer)
+    layer = partial(FastSandwichLayer, post_norm=FastZeroCentredNorm)
+    return with_torch_layers(model, functions, exchange, FAST_MIXERS, FastZeroCentredNorm, layer)
 
 
 def usual_name(stored: str) -> str:
