@@ -235,7 +235,7 @@ PARTS = (
             *entries("handover/protocol.py", "Layout", "Ask", "Cancel", "Filled", "Ended"),
             *entries("handover/sender.py", "SendingConnector"),
             *entries("handover/transfers.py", "Transfer", "Transfers"),
-            *entries("handover/receiver.py", "ReceivingConnector"),
+            *entries("handover/receiver.py", "ReceivingConnector", "Senders"),
             *entries("handover/either.py", "EitherConnector"),
         ),
     ),
