@@ -214,7 +214,7 @@ def arguments():
 
 
 def main(argv=None) -> int:
-    from mini_engine.pocket import COURSE_PROMPTS
+    from scripts.pocket.prompts import COURSE_PROMPTS
 
     parser = arguments()
     return run_several(12, (COLD, generate), PATHS, parser, with_prompts(argv, parser, COURSE_PROMPTS[-3:]))

@@ -43,7 +43,7 @@ def asked_twice(question: str) -> str:
 
 def default_prompts() -> list[str]:
     """Return prompts whose answers repeat something, and a story, which does not."""
-    from mini_engine.pocket import COURSE_PROMPTS
+    from scripts.pocket.prompts import COURSE_PROMPTS
 
     counting = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.\n1, 2, 3, 4, 5,"
     week = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday. Monday, Tuesday,"

@@ -170,7 +170,7 @@ def arguments():
 
 
 def main(argv=None) -> int:
-    from mini_engine.pocket import COURSE_PROMPTS
+    from scripts.pocket.prompts import COURSE_PROMPTS
 
     parser = arguments()
     return run_several(15, (ALONE, alone), PATHS, parser, with_prompts(argv, parser, [LONG, *COURSE_PROMPTS[1::5]]))

@@ -134,7 +134,7 @@ def arguments():
 
 
 def main(argv=None) -> int:
-    from mini_engine.pocket import COURSE_PROMPTS
+    from scripts.pocket.prompts import COURSE_PROMPTS
 
     parser = arguments()
     argv = with_prompts(argv, parser, [LONG, *COURSE_PROMPTS[1::5]])

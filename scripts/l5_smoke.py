@@ -21,7 +21,7 @@ LONG_PROMPTS = (
 
 def default_prompts() -> list[str]:
     """Return twenty prompts of 3 to 58 tokens, with the long ones in the middle."""
-    from mini_engine.pocket import COURSE_PROMPTS
+    from scripts.pocket.prompts import COURSE_PROMPTS
 
     return [*COURSE_PROMPTS[8:16], *LONG_PROMPTS, *COURSE_PROMPTS[18:]]
 

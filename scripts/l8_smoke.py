@@ -173,7 +173,7 @@ def arguments():
 
 
 def main(argv=None) -> int:
-    from mini_engine.pocket import COURSE_PROMPTS
+    from scripts.pocket.prompts import COURSE_PROMPTS
 
     parser = arguments()
     return guard(parser, smoke, with_prompts(argv, parser, COURSE_PROMPTS[-3:]))

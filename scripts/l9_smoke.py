@@ -68,7 +68,7 @@ def arguments():
 
 
 def main(argv=None) -> int:
-    from mini_engine.pocket import COURSE_PROMPTS
+    from scripts.pocket.prompts import COURSE_PROMPTS
 
     parser, others = arguments(), {backend: partial(sped_up, backend) for backend in BACKENDS}
     return run_several(9, (REFERENCE, generate), others, parser, with_prompts(argv, parser, COURSE_PROMPTS[::3]))

@@ -99,11 +99,10 @@ def examine(directory: Path) -> dict:
     """Evaluate the written checkpoint in float32: held-out facts, and logit gaps on the course's prompts."""
     from scripts.pocket.evaluation import continue_greedily, wrong_lines
     from scripts.pocket.facts import held_out_lines, load_facts
+    from scripts.pocket.prompts import COURSE_PROMPTS
 
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from mini_engine.pocket import COURSE_PROMPTS
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
