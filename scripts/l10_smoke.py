@@ -7,6 +7,7 @@ run is an error.
 import sys
 from functools import partial
 
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke import on_device as device_loop
 from scripts.smoke.arguments import blocks_for, make_parser
 from scripts.smoke.paths import batched
@@ -19,7 +20,6 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.gpu.graphs import Capture, CudaCapture, GraphRunner, no_graph
-from mini_engine.pocket import COURSE_PROMPTS
 
 MAX_NUM_SEQS = 8
 

@@ -3,6 +3,7 @@
 import sys
 from functools import partial
 
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke import on_device as device_loop
 from scripts.smoke.arguments import make_parser
 from scripts.smoke.paths import alone, batched, cached, chunked, preempted
@@ -19,7 +20,6 @@ from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.memory import StateMemory
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.kv.cache_coordinator import cache_of
-from mini_engine.pocket import COURSE_PROMPTS
 
 
 class Hybrid(Trial):

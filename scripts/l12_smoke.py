@@ -5,6 +5,7 @@ Each path reports the number of tokens it did not compute; one that saved none i
 
 import sys
 
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke.arguments import make_parser
 from scripts.smoke.paths import if_preempted
 from scripts.smoke.run import Outcome
@@ -15,7 +16,6 @@ from scripts.smoke.trial import Trial
 from lessons.l12_tiers.compact import compact, shrink
 from mini_engine.assembly.loading import load
 from mini_engine.kv.cache_coordinator import cache_of
-from mini_engine.pocket import COURSE_PROMPTS
 
 
 class Tiers(Trial):

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections import Counter
 
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke.arguments import make_parser
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import run_paths
@@ -12,7 +13,6 @@ from scripts.smoke.trial import Trial, lost_blocks
 from mini_engine.cli.parser import whole_number
 from mini_engine.distributed.routing.policy import Policy, PrefixScore, RoundRobin
 from mini_engine.distributed.routing.retry import ReplicaLost, with_retries
-from mini_engine.pocket import COURSE_PROMPTS
 
 
 class Replicas(Trial):

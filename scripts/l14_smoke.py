@@ -8,6 +8,7 @@ from functools import partial
 
 from scripts.l9_smoke import why_not
 from scripts.pocket.chats import TURN_END, ask
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.pocket.rhymes import passages
 from scripts.smoke.arguments import make_parser
 from scripts.smoke.paths import alone, batched, if_possible, preempted
@@ -16,7 +17,6 @@ from scripts.smoke.several import run_paths
 from scripts.smoke.trial import Trial
 
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.pocket import COURSE_PROMPTS
 from mini_engine.speculation.options import Speculation
 
 SMALL = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=12, chunked_prefill_size=5)

@@ -3,6 +3,7 @@
 import sys
 from functools import partial
 
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke.arguments import long_prompt, make_parser
 from scripts.smoke.paths import alone, batched, cached, chunked, guesses, if_possible, preempted
 from scripts.smoke.run import LeftOut, Outcome
@@ -14,7 +15,6 @@ from mini_engine.assembly.loading import load
 from mini_engine.base.errors import UserError
 from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.model.kinds import Window
-from mini_engine.pocket import COURSE_PROMPTS
 from mini_engine.windows.groups import num_window_groups, places_of
 from mini_engine.windows.memory import WindowMemory
 

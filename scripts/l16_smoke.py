@@ -3,6 +3,7 @@
 import sys
 from functools import partial
 
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke import on_device as device_loop
 from scripts.smoke.arguments import long_prompt, make_parser
 from scripts.smoke.paths import alone, batched, cached, chunked, guesses, if_possible, preempted
@@ -16,7 +17,6 @@ from mini_engine.families.deepseek import FAMILY
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.latents.reading import expanding_pays
 from mini_engine.latents.store import LatentKv
-from mini_engine.pocket import COURSE_PROMPTS
 
 
 class Latents(Trial):

@@ -7,14 +7,13 @@ the reference kernel with as few bits: rounding does not depend on the batch, th
 import sys
 from functools import partial
 
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke.arguments import long_prompt, make_parser
 from scripts.smoke.paths import CHUNK, alone, batched, cached, if_possible, preempted, rounded
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import run_paths
 from scripts.smoke.tiers import host
 from scripts.smoke.trial import Trial
-
-from mini_engine.pocket import COURSE_PROMPTS
 
 
 def full(trial: Trial) -> Outcome:

@@ -6,6 +6,7 @@
 import sys
 from functools import partial
 
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke.arguments import long_prompt, make_parser
 from scripts.smoke.paths import alone, batched, cached, chunked, guesses, preempted, rounded
 from scripts.smoke.run import Outcome
@@ -22,7 +23,6 @@ from mini_engine.cli.parser import whole_number
 from mini_engine.distributed.tensor_parallel.processes import Ranks
 from mini_engine.engine.engine import Engine
 from mini_engine.gpu.graphs import no_graph
-from mini_engine.pocket import COURSE_PROMPTS
 
 
 class OverRanks(Trial):

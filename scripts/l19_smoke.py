@@ -6,6 +6,7 @@
 import sys
 from functools import partial
 
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke import paths, tiers
 from scripts.smoke.arguments import long_prompt, make_parser
 from scripts.smoke.handed_over import HandedOver
@@ -13,7 +14,6 @@ from scripts.smoke.run import LeftOut, Outcome
 from scripts.smoke.several import run_paths
 
 from mini_engine.assembly.loading import load
-from mini_engine.pocket import COURSE_PROMPTS
 
 
 def batched(trial: HandedOver) -> Outcome:

@@ -2,6 +2,7 @@
 
 import sys
 
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke.arguments import make_parser, with_prompts
 from scripts.smoke.run import Outcome, run_smoke
 from scripts.smoke.steps import steps_of
@@ -11,7 +12,6 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.stats import Summary
-from mini_engine.pocket import COURSE_PROMPTS
 
 LONG_PROMPTS = (
     "1 times 7 is 7. 2 times 7 is 14. 3 times 7 is 21. 4 times 7 is 28. 5 times 7 is 35. 6 times 7 is 42.",

@@ -3,13 +3,12 @@
 import sys
 from functools import partial
 
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke.arguments import make_parser, with_prompts
 from scripts.smoke.paths import batched
 from scripts.smoke.run import Outcome, run_smoke
 from scripts.smoke.scenarios import Scenario, run_scenarios
 from scripts.smoke.trial import Opened, Trial
-
-from mini_engine.pocket import COURSE_PROMPTS
 
 
 class Scenarios(Scenario):

@@ -7,6 +7,7 @@ Any other failure ends the script with an error.
 import sys
 from functools import partial
 
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke.arguments import blocks_for, make_parser
 from scripts.smoke.paths import batched
 from scripts.smoke.run import LeftOut, Outcome
@@ -18,7 +19,6 @@ from mini_engine.base.native_build import SUFFIXES, find_compiler
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.layers import native, speed_up
-from mini_engine.pocket import COURSE_PROMPTS
 
 BACKENDS = ("torch", "packed")
 

@@ -3,8 +3,7 @@
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,24 +139,6 @@ def tokenizer_of(model: str | None):
     directory = resolve_checkpoint(POCKET_DIR if model is None else model)
     reader_of(directory).shape(directory)  # its errors come first
     return Tokenizer(directory)
-
-
-@contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C set a flag that the yielded function reads. A second Ctrl-C stops the program as usual."""
-    import signal
-
-    from mini_engine.base.signals import handling
-
-    pressed = []
-
-    def note(number, frame) -> None:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(number)
-
-    with handling(signal.SIGINT, note):
-        yield lambda: bool(pressed)
 
 
 def model_names(model: str | None, given: str | None) -> list[str]:

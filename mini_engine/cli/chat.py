@@ -1,10 +1,12 @@
 """Lesson 6. The command `chat`: a conversation in the terminal. Ctrl-C stops an answer, not the session."""
 
 import argparse
+import signal
 import sys
 import time
 
-from mini_engine.cli.arguments import add_answer_options, interruptible, load_llm, sampling_params
+from mini_engine.base.signals import noting
+from mini_engine.cli.arguments import add_answer_options, load_llm, sampling_params
 from mini_engine.cli.generate import figures
 
 HELP = """/stats   turn tokens/s and KV figures after each answer on or off
@@ -60,7 +62,7 @@ class Session:
             print(f"({error}; /reset starts over)")
             return
         started, answer, count, last = time.perf_counter(), "", 0, TextDelta("", [])
-        with interruptible() as pressed, deltas:
+        with noting(signal.SIGINT, twice=KeyboardInterrupt) as pressed, deltas:
             for last in deltas:
                 print(last.text, end="", flush=True)
                 answer, count = answer + last.text, count + len(last.token_ids)

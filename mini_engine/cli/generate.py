@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import signal
 import sys
 import time
 
-from mini_engine.cli.arguments import add_answer_options, interruptible, load_llm, sampling_params
+from mini_engine.base.signals import noting
+from mini_engine.cli.arguments import add_answer_options, load_llm, sampling_params
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +34,7 @@ def answer(llm, prompt: str, args: argparse.Namespace) -> int:
     started, pieces, token_ids, last = time.perf_counter(), [], [], TextDelta("", [])
     asked = [{"role": "user", "content": prompt}] if args.chat else prompt
     stream = llm.stream(asked, params, chat_template_kwargs=args.chat_template_kwargs)
-    with interruptible() as pressed, stream as deltas:
+    with noting(signal.SIGINT, twice=KeyboardInterrupt) as pressed, stream as deltas:
         for last in deltas:
             pieces.append(last.text)
             token_ids += last.token_ids

@@ -50,7 +50,11 @@ class EitherConnector(KvConnector):
 
     def update_state_after_alloc(self, request_id: str, table: RequestTable, num_computed_tokens: int) -> None:
         """Tell both. What a worker has brought goes to the tiers, too, as if it had been computed here."""
-        self._save_brought(request_id, table, num_computed_tokens // self.workers.block_size)
+        brought, num_blocks = self.brought.pop(request_id, None), num_computed_tokens // self.workers.block_size
+        if brought is not None and num_blocks > brought.start:  # otherwise there was no room for it
+            key = brought.key[: num_blocks * self.workers.block_size * TOKEN_BYTES]
+            stored = brought._replace(key=key, blocks=table.blocks[:num_blocks])
+            self.tiers.save_kv(request_id, stored, is_kept=True)  # the request's memories are behind these blocks now
         self.tiers.update_state_after_alloc(request_id, table, num_computed_tokens)
         self.workers.update_state_after_alloc(request_id, table, num_computed_tokens)
 
@@ -84,10 +88,3 @@ class EitherConnector(KvConnector):
             self.tiers.shutdown()
         finally:
             self.workers.shutdown()
-
-    def _save_brought(self, request_id: str, table: RequestTable, num_blocks: int) -> None:
-        text = self.brought.pop(request_id, None)
-        if text is not None and num_blocks > text.start:  # otherwise there was no room for it
-            key = text.key[: num_blocks * self.workers.block_size * TOKEN_BYTES]
-            stored = text._replace(key=key, blocks=table.blocks[:num_blocks])
-            self.tiers.save_kv(request_id, stored, is_kept=True)  # the request's memories are behind these blocks now

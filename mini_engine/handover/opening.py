@@ -109,7 +109,7 @@ def workers_of(engine: Engine) -> PrefillWorkers:
     connector = cache_of(engine.scheduler.manager).connector
     if isinstance(connector, EitherConnector):
         connector = connector.workers
-    assert isinstance(connector, ReceivingConnector)
+    assert isinstance(connector, ReceivingConnector) and isinstance(connector.senders, PrefillWorkers)
     return connector.senders
 
 

@@ -10,7 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from mini_engine.handover.extras import ExtraBuffers
@@ -22,14 +22,34 @@ from mini_engine.kv.radix_node import key_of
 from mini_engine.kv.request_table import RequestTable
 from mini_engine.tiers.store import Blocks
 
-if TYPE_CHECKING:
-    from mini_engine.handover.workers import PrefillWorkers
-
 WAIT_SECONDS = 0.01  # for news, where no other request runs; an abort waits as long
 EVENTS = ("transfers", "tokens", "bytes", "milliseconds", "cancelled", "fallbacks", "losses")
 
 
 Key = tuple[Hashable, bytes]
+
+
+class Senders(Protocol):
+    """The processes that compute prompts: `PrefillWorkers`.
+
+    num_losses: senders that have died, or had to be killed, so far. num_away: those missing now: lost, not replaced.
+    """
+
+    @property
+    def num_losses(self) -> int: ...
+
+    @property
+    def num_away(self) -> int: ...
+
+    def choose(self, tokens: array, namespace: Hashable) -> int | None:
+        """Return the number of the sender that a prompt should go to; None if there is none now."""
+        ...
+
+    def send(self, sender: int, message: Ask | Cancel) -> None:
+        """Send a message. Does nothing if the sender is lost: its transfers are ended then."""
+
+    def close(self) -> None:
+        """End all senders."""
 
 
 class ReceivingConnector(KvConnector):
@@ -48,7 +68,7 @@ class ReceivingConnector(KvConnector):
 
     def __init__(
         self,
-        senders: "PrefillWorkers",
+        senders: Senders,
         transfers: Transfers,
         stage: Stage,
         blocks: Blocks,

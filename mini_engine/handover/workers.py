@@ -42,7 +42,6 @@ class PrefillWorkers:
 
     Attributes:
         handles: the workers that take prompts, by number. A number is never reused.
-        num_losses: workers that have died, or had to be killed, so far.
     """
 
     def __init__(

@@ -145,15 +145,14 @@ class PackedHybrid(TorchModel):
 
 def hybrid_decoder(model: CausalLM, functions: native.Functions | None, exchange: Exchange) -> TorchModel:
     """Return a hybrid's decoder with fast layers."""
-    torch_layers = partial(with_torch_layers, model, functions, exchange, FAST_MIXERS, FastZeroCentredNorm)
+    fast = partial(with_torch_layers, model, functions, exchange, FAST_MIXERS, FastZeroCentredNorm)
     if functions is None:
-        return torch_layers()
-    step = NativeStep(model.config, model.dtype)
-    if exchange is not WHOLE:  # the exchange comes in the middle of such a call
-        fast = torch_layers()
-        return PackedHybrid(model.model, fast.layers, fast.norm, step)
-    matrix = partial(join_packed, functions)
-    layers = (PackedHybridLayer(layer, matrix, step) for layer in model.model.layers)
+        return fast()
+    step, matrix = NativeStep(model.config, model.dtype), partial(join_packed, functions)
+    if exchange is WHOLE:
+        layers = (PackedHybridLayer(layer, matrix, step) for layer in model.model.layers)
+    else:  # the exchange comes in the middle of such a layer's calls
+        layers = fast().layers
     return PackedHybrid(model.model, layers, FastZeroCentredNorm(model.model.norm), step)
 
 

@@ -101,7 +101,7 @@ class HybridConfig(Qwen3Config):
     @classmethod
     def read(cls, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
         """See `Qwen3Config.read`. UserError also for a model with experts."""
-        return read_hybrid(raw, path, defaults={field.name: field.default for field in fields(cls)})
+        return read_hybrid(raw, path)
 
 
 def text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -126,15 +126,15 @@ def text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return settings
 
 
-def read_hybrid(raw: Mapping[str, Any], path: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def read_hybrid(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the validated settings, with `rope_theta` and `rotary_dim`, and with a type for every layer.
 
-    Args:
-        defaults: values for settings that the file lacks; they are checked too, but not returned.
+    Defaults of settings that the file lacks are checked too, but not returned.
 
     Raises:
         UserError: a setting is missing or impossible; one sentence names it.
     """
+    defaults = {field.name: field.default for field in fields(HybridConfig)}
     text = text_settings(raw, path)
     config = check_model(CONFIG, text, path) | {"eos_token_id": text.get("eos_token_id")}
     rope = read_rotation(config, path)

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from scripts.bench.kv_quality import BLOCK_SIZE, RANDOM, heavy_tailed, logits_of, pools
+from scripts.pocket.prompts import COURSE_PROMPTS
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.model.causal_lm import CausalLM
-from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
+from mini_engine.pocket import POCKET_DIR
 from mini_engine.quantized.rotation import rotate
 from mini_engine.text.tokenizer import Tokenizer
 

@@ -18,6 +18,7 @@ from scripts.bench.options import add_batches, add_checkpoint, add_choice, add_t
 from scripts.bench.replay import ReplayRunner, Script, loads
 from scripts.bench.turns import Timing, clock_of, gather_turns
 from scripts.l14_smoke import asked_twice
+from scripts.pocket.prompts import COURSE_PROMPTS
 
 from mini_engine.assembly import loading
 from mini_engine.assembly.build import build_engine
@@ -32,7 +33,7 @@ from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
+from mini_engine.pocket import POCKET_DIR
 from mini_engine.speculation.options import Speculation
 from mini_engine.speculation.speculator import Speculator, speculator_of
 from mini_engine.text.tokenizer import Tokenizer

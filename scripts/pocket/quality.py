@@ -7,13 +7,13 @@ import sys
 
 from scripts.pocket.evaluation import continue_greedily, wrong_lines
 from scripts.pocket.facts import held_out_lines, load_facts
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke.run import quiet_hugging_face
 
 import torch
 
 from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.cli.parser import OneLineParser, guard
-from mini_engine.pocket import COURSE_PROMPTS
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -96,10 +96,9 @@ class Handover(Tape):
         self.said, self.waiting, self.num_decoded = "", "", 1
         self.worker = Worker(self.stage, 1, self.hear)
         letters: Any = Letters(NUM_BLOCKS, BLOCK_SIZE)
-        workers: Any = self
         self.letters, self.requests = letters, dict[str, Request]()
         self.connector = ReceivingConnector(
-            workers, self.transfers, self.stage, letters, BLOCK_SIZE, ExtraBuffers((), BLOCK_SIZE), 1
+            self, self.transfers, self.stage, letters, BLOCK_SIZE, ExtraBuffers((), BLOCK_SIZE), 1
         )
         self.manager = coordinated(NUM_BLOCKS, BLOCK_SIZE, letters.copy, prefixes=PrefixCache, connector=self.connector)
         self.owners = dict[int, str]()

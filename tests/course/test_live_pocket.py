@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 
 from scripts.live.answers import MOST_ANSWER, MOST_PROMPT, SETTINGS, fed
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.website import live
 from scripts.website.browser import DESKTOP, PHONE, visiting
 
@@ -15,7 +16,6 @@ import pytest
 
 from mini_engine import LLM, SamplingParams
 from mini_engine.base.errors import UserError
-from mini_engine.pocket import COURSE_PROMPTS
 from tests.course.looks import EVERY_LOOK, TWO_FRAMES, looked_over
 from tests.course.test_live import PATIENCE_MS, needs_python
 

@@ -7,6 +7,7 @@ from scripts.pocket.chats import CHAT_TEMPLATE, ask, render
 from scripts.pocket.corpus import build_corpus
 from scripts.pocket.evaluation import continue_greedily, wrong_lines
 from scripts.pocket.facts import held_out_lines, load_facts
+from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.pocket.tokenizer import train_tokenizer
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
+from mini_engine.pocket import POCKET_DIR
 
 LEAST_GAP = 0.05
 SYSTEM = "You are a helpful assistant."

@@ -3,6 +3,8 @@
 import filecmp
 import json
 
+from scripts.pocket.prompts import COURSE_PROMPTS
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from mini_engine.checkpoint import shipped
 from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.checkpoint.shipped import PACKAGE
 from mini_engine.families.qwen3 import load_model
-from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
+from mini_engine.pocket import POCKET_DIR
 from mini_engine.windows.window_config import WindowConfig
 from tests.support import hf_greedy
 

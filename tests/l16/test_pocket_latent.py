@@ -3,13 +3,15 @@
 import filecmp
 import json
 
+from scripts.pocket.prompts import COURSE_PROMPTS
+
 import pytest
 import torch
 
 from mini_engine import LLM, SamplingParams
 from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.latents.latent_config import LatentConfig
-from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
+from mini_engine.pocket import POCKET_DIR
 from tests.support import hf_greedy
 
 POCKET_LATENT_DIR = shipped_checkpoint("pocket-latent")

@@ -18,7 +18,7 @@ import torch
 from mini_engine.__main__ import main
 from mini_engine.assembly import llm as llm_module
 from mini_engine.base.errors import UserError
-from mini_engine.cli.arguments import interruptible
+from mini_engine.base.signals import noting
 from mini_engine.cli.dtype import chosen_dtype
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
@@ -239,7 +239,7 @@ def test_chat_reports_a_conversation_that_is_too_long(capsys, monkeypatch):
 @pytest.mark.skipif(os.name == "nt", reason="NOT CHECKED: sends a POSIX signal")
 def test_the_first_ctrl_c_sets_a_flag_and_the_second_interrupts():
     before = signal.getsignal(signal.SIGINT)
-    with interruptible() as pressed:
+    with noting(signal.SIGINT, twice=KeyboardInterrupt) as pressed:
         assert not pressed()
         signal.raise_signal(signal.SIGINT)
         assert pressed()

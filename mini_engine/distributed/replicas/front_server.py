@@ -6,11 +6,9 @@ SIGTERM or Ctrl-C drains, then ends. SIGHUP replaces all replicas, one after ano
 import argparse
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from mini_engine.base.errors import needing
-from mini_engine.base.signals import handling
+from mini_engine.base.signals import noting
 from mini_engine.cli.arguments import tokenizer_of
 from mini_engine.distributed.replicas.cluster import Cluster
 from mini_engine.distributed.replicas.service import ReplicaMetrics, ReplicaService
@@ -32,7 +30,8 @@ def run(args: argparse.Namespace, config: ServerConfig, listener: socket.socket)
     waiting = -(-config.max_waiting // args.replicas)
     fleet_config = fleets.FleetConfig(args.replicas, waiting, args.router, args.beta, config.grace_seconds)
     tokenizer = tokenizer_of(args.model)
-    with fleets.ray_running(args.replicas), noting_sigterm() as asked_to_end:
+    # until the server has its own handler: Ray's would end the program at any point, while a thread holds a lock, say
+    with fleets.ray_running(args.replicas), noting(signal.SIGTERM) as asked_to_end:
         fleet = fleets.Fleet(args, fleet_config)
         cluster = Cluster(tokenizer, fleet.limits(), waiting, fleet.ask)
         metrics = ReplicaMetrics(fleet.scrape)
@@ -46,14 +45,3 @@ def run(args: argparse.Namespace, config: ServerConfig, listener: socket.socket)
             DrainingServer(app, config.grace_seconds).run([listener])
         restart.running.acquire()  # one that is under way ends before Ray does
     return 0
-
-
-@contextmanager
-def noting_sigterm() -> Iterator[Callable[[], bool]]:
-    """Let SIGTERM set a flag that the yielded function reads, until the server has its own handler.
-
-    Ray's handler would end the program at any point, for example while another thread holds a lock.
-    """
-    noted: list[int] = []
-    with handling(signal.SIGTERM, lambda number, frame: noted.append(number)):
-        yield lambda: bool(noted)

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,12 +34,6 @@ class Memory:
     model: Any
     pools: dict[str, Any] = field(default_factory=dict)
     store: Any = None
-
-
-class Order(Protocol):
-    """An order: a message that changes or reads a rank's memory."""
-
-    def carry_out(self, memory: Memory) -> bytes | None: ...
 
 
 class PoolSize(NamedTuple):
@@ -106,7 +100,7 @@ class WriteBlocks(NamedTuple):
         BlockBytes(*memory.pools[self.pool].parts).write(self.blocks, self.payloads)
 
 
-Message = Order | Step
+Message = PoolSize | StatesSize | StoreOver | Call | ReadBlocks | WriteBlocks | Step
 
 
 class StepPickler(pickle.Pickler):
