@@ -44,6 +44,7 @@ LIMITS = {  # how much clients can queue, send and hold open
     "heartbeat_seconds": "send a comment in a stream whenever it has been silent for this long",
     "max_connections": "open at once",
     "grace_seconds": "to drain after SIGTERM",
+    "step_seconds": "/health returns 503 once a step takes longer",
 }
 
 NEEDED = (
@@ -66,8 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default, flag = getattr(ServerConfig, name), f"--{name.replace('_', '-')}"
         text = f"{text} (default: {'never' if default is None else default})"
         add(flag, type=whole_number(1), default=default, metavar="N", help=text)
-    text = "/health returns 503 once a step takes longer (default: 60)"
-    add("--step-seconds", type=whole_number(1), default=60, metavar="N", help=text)
     what = "let web pages from this origin use the server (CORS); repeatable, * is any"
     add("--allow-origin", action="append", default=[], metavar="ORIGIN", help=what)
     what = "a name to allow in the Host header, for example behind a proxy; repeatable"
@@ -119,7 +118,7 @@ def serve_one(args: argparse.Namespace, config: ServerConfig, listener: socket.s
 
     metrics = Metrics(config.model_name if args.vllm_metrics else None)
     llm = load_llm(args, scheduler_config=scheduler_config(args))
-    with llm, EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics, args.step_seconds) as worker:
+    with llm, EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics, config.step_seconds) as worker:
         metrics.watch(worker)
         app = create_app(worker, config, metrics)
         app.prepare()

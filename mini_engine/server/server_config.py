@@ -30,6 +30,7 @@ class ServerConfig:
     max_waiting: answers that may wait, over all clients; beyond that, clients get 429.
     chat_template_kwargs: more variables for chat templates, such as enable_thinking; a request's own take precedence.
     grace_seconds: from SIGTERM to the end of the process.
+    step_seconds: /health returns 503 once a step takes longer.
     """
 
     model_name: str = "pocket"
@@ -48,6 +49,7 @@ class ServerConfig:
     max_waiting: int = 256
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     grace_seconds: float = 30
+    step_seconds: float = 60
 
     def __post_init__(self) -> None:
         if not all(SENDABLE.fullmatch(key) for key in self.api_keys):

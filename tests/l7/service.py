@@ -178,7 +178,7 @@ class Service:
             connection.close()
             self.stop_if_unwritten()
 
-    def open(self, receive_buffer: int | None = None) -> socket.socket:
+    def dial(self, receive_buffer: int | None = None) -> socket.socket:
         """A connection on which nothing has been sent."""
         client = socket.socket()
         client.settimeout(PATIENCE)
@@ -189,7 +189,7 @@ class Service:
 
     def connect(self, body: dict[str, Any], receive_buffer: int | None = None) -> socket.socket:
         """A client that has asked for a completion and has not read a byte yet."""
-        client = self.open(receive_buffer)
+        client = self.dial(receive_buffer)
         client.sendall(raw_request(body))
         return client
 

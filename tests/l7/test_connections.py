@@ -28,13 +28,13 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/j
 
 @pytest.mark.parametrize("sent", [b"", b"PO", HEAD], ids=["nothing", "two letters", "half a head"])
 def test_headers_that_do_not_come_are_not_waited_for(sent):
-    with Service(header_seconds=0.3) as service, service.open() as client:
+    with Service(header_seconds=0.3) as service, service.dial() as client:
         client.sendall(sent)
         assert read_all(client).startswith(b"HTTP/1.1 408"), "the connection would stay open for as long as it likes"
 
 
 def test_a_letter_now_and_then_does_not_help(accepted):
-    with Service() as service, service.open() as client:
+    with Service() as service, service.dial() as client:
         timers = []
         for count in range(1, 4):
             client.sendall(b"G")
@@ -56,7 +56,7 @@ def timed_from_the_second(accepted, monkeypatch):
 
 
 def test_a_kept_connection_is_timed_again(timed_from_the_second):
-    with Service(header_seconds=60) as service, service.open() as client:
+    with Service(header_seconds=60) as service, service.dial() as client:
         client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         content = read_all(client)
         assert content.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in content, content
@@ -64,7 +64,7 @@ def test_a_kept_connection_is_timed_again(timed_from_the_second):
 
 def test_half_a_request_right_behind_a_whole_one_is_timed_too(timed_from_the_second):
     """Nothing comes any more that could start the clock, so the end of the first answer must."""
-    with Service(header_seconds=60) as service, service.open() as client:
+    with Service(header_seconds=60) as service, service.dial() as client:
         client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea")
         content = read_all(client)
         assert content.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in content, content
@@ -72,7 +72,7 @@ def test_half_a_request_right_behind_a_whole_one_is_timed_too(timed_from_the_sec
 
 @pytest.mark.parametrize("kind", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"])
 def test_a_body_that_does_not_come_is_not_waited_for(kind):
-    with Service(body_seconds=0.3) as service, service.open() as client:
+    with Service(body_seconds=0.3) as service, service.dial() as client:
         client.sendall(HEAD + kind)
         content = read_all(client)
         assert content.startswith(b"HTTP/1.1 408") and b'"message"' in content, content
@@ -80,7 +80,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(kind):
 
 
 def test_a_stalled_body_is_not_in_flight_so_a_drain_need_not_wait_for_it():
-    with Service() as service, service.open() as stalled:
+    with Service() as service, service.dial() as stalled:
         stalled.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
         assert service.get("/v1/models").status == 200  # so the server has seen both
         service.wait_until("nothing is in flight", lambda: service.app.drain.num_in_flight == 0)
@@ -107,7 +107,7 @@ def test_one_connection_too_many_is_told_so():
     with Service(max_connections=3) as service, ExitStack() as stack:
         held = [stack.enter_context(service.connect(asked)) for _ in range(3)]
         service.wait_until("all three wait for their answers", lambda: service.worker.num_running == 3)
-        with service.open() as more:
+        with service.dial() as more:
             content = read_all(more)
         assert content.startswith(b"HTTP/1.1 503"), content
         head, _, body = content.partition(b"\r\n\r\n")
@@ -119,7 +119,7 @@ def test_one_connection_too_many_is_told_so():
 
 def test_two_lengths_of_one_body_are_refused():
     both = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\n"
-    with Service() as service, service.open() as client:
+    with Service() as service, service.dial() as client:
         client.sendall(HEAD + both)
         assert read_all(client).startswith(b"HTTP/1.1 400"), "a proxy in front may believe the other one"
 

@@ -50,7 +50,7 @@ def test_a_small_answer_is_sent_at_once(service: Service, accepted):
 @pytest.mark.parametrize("path", ["/health", "/v1/completions", "/nowhere"])
 def test_a_refused_request_s_body_is_not_read(path, parsed, monkeypatch):
     monkeypatch.setattr(guard, "LINGER_SECONDS", 0.2)
-    with Service(api_keys=("secret",)) as service, service.open() as client:
+    with Service(api_keys=("secret",)) as service, service.dial() as client:
         client.sendall(CHUNKED.format(path).encode())
         content = client.recv(65536)
         before = sum(parsed)
@@ -66,7 +66,7 @@ def test_a_refused_request_s_body_is_not_read(path, parsed, monkeypatch):
 @reference
 def test_a_refusal_arrives_although_the_body_is_under_way():
     """Closing a socket with unread bytes resets the connection, and on some systems that takes the answer with it."""
-    with Service(api_keys=("secret",)) as service, service.open() as client:
+    with Service(api_keys=("secret",)) as service, service.dial() as client:
         client.sendall(CHUNKED.format("/v1/models").encode() + TINY * 4)
         assert read_all(client).startswith(b"HTTP/1.1 401"), "the answer, then an orderly end and no reset"
 
@@ -74,7 +74,7 @@ def test_a_refusal_arrives_although_the_body_is_under_way():
 @reference
 def test_a_connection_whose_refused_body_does_not_end_is_closed(monkeypatch, accepted):
     monkeypatch.setattr(guard, "LINGER_SECONDS", 0.1)
-    with Service(api_keys=("secret",)) as service, service.open() as client:
+    with Service(api_keys=("secret",)) as service, service.dial() as client:
         client.sendall(CHUNKED.format("/v1/models").encode())
         assert client.recv(65536).startswith(b"HTTP/1.1 401")
         service.wait_until("the connection is closed", lambda: not accepted[0].connections)
@@ -96,7 +96,7 @@ def test_a_request_whose_body_was_read_keeps_its_connection(accepted):
 @pytest.mark.parametrize("chunk", [b"1\r\n{\r\n", b"1;" + b"x" * 2000 + b"\r\n{\r\n"], ids=["tiny", "with extensions"])
 def test_what_frames_a_body_counts(chunk, parsed):
     limit = 20_000
-    with Service(max_body_bytes=limit) as service, service.open() as client:
+    with Service(max_body_bytes=limit) as service, service.dial() as client:
         client.sendall(CHUNKED.format("/v1/completions").encode())
         try:
             for _ in range(100_000 // len(chunk)):
@@ -123,7 +123,7 @@ LONG_ANSWER = {"prompt": [5] * 500, "max_tokens": 0, "echo": True, "logprobs": 2
 
 @reference
 def test_a_client_that_does_not_read_is_cut_off(accepted):
-    with Service(write_seconds=0.3) as service, service.open(2048) as client:
+    with Service(write_seconds=0.3) as service, service.dial(2048) as client:
         ask(client, LONG_ANSWER)
         service.wait_until("the answer is written", lambda: accepted and accepted[0].write_timer)
         service.wait_until("and the connection closed", lambda: not accepted[0].connections)
@@ -132,7 +132,7 @@ def test_a_client_that_does_not_read_is_cut_off(accepted):
 
 @reference
 def test_not_even_the_last_few_bytes_wait_for_ever(accepted):
-    with Service(write_seconds=0.3) as service, service.open(2048) as client:
+    with Service(write_seconds=0.3) as service, service.dial(2048) as client:
         ask(client, LONG_ANSWER | {"prompt": [5] * 60})
         service.wait_until("the rest is timed", lambda: accepted and accepted[0].write_timer)
         assert accepted[0].transport.get_write_buffer_size() < 2**16, "which is as much as asyncio likes to hold"
@@ -170,7 +170,7 @@ def test_one_connection_too_many_closes_the_one_that_was_silent_longest(sent, ac
     with Service(max_connections=3) as service, ExitStack() as stack:
         held = []
         for count in range(1, 4):
-            held.append(stack.enter_context(service.open()))
+            held.append(stack.enter_context(service.dial()))
             held[-1].sendall(sent)
             service.wait_until("it is accepted", lambda count=count: len(accepted) == count)
         service.wait_until("what they sent is read", lambda: all(each.num_received == len(sent) for each in accepted))
@@ -185,7 +185,7 @@ def test_one_connection_too_many_closes_the_one_that_was_silent_longest(sent, ac
 
 @reference
 def test_a_letter_now_and_then_makes_no_connection_younger(accepted):
-    with Service(max_connections=2) as service, service.open() as old, service.open() as young:
+    with Service(max_connections=2) as service, service.dial() as old, service.dial() as young:
         service.wait_until("both are accepted", lambda: len(accepted) == 2)
         old.sendall(b"GET /he")
         service.wait_until("the letters are read", lambda: any(each.num_received for each in accepted))
@@ -200,7 +200,7 @@ def test_a_client_that_waits_for_its_answer_is_never_closed_for_another(accepted
     body = {"prompt": [1, 2], "max_tokens": 150, "stream": True}
     with Service(max_connections=2) as service, service.connect(body) as first, service.connect(body) as second:
         service.wait_until("both run", lambda: service.worker.num_running == 2)
-        with service.open() as more:
+        with service.dial() as more:
             assert read_all(more).startswith(b"HTTP/1.1 503"), "none is silent, so the new one is refused"
         for client in (first, second):
             assert b"[DONE]" in read_all(client)

@@ -35,7 +35,7 @@ def counted(service: Service) -> dict[str, int]:
 
 def exchange(service: Service, data: bytes) -> bytes:
     """Send these bytes over a connection of its own, and read until the server closes it."""
-    with service.open() as client:
+    with service.dial() as client:
         client.sendall(data)
         return read_all(client)
 
