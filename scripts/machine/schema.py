@@ -180,11 +180,11 @@ def built(kind: Any, data: Any, place: str) -> Any:
         if data not in [one for one in inner if type(one) is type(data)]:
             raise ValueError(f"{place} is {shown(data)}; allowed: {', '.join(map(str, inner))}")
         return data
-    json_type = dict if dataclasses.is_dataclass(kind) else (int, float) if kind is float else origin or kind
+    json_type: Any = dict if dataclasses.is_dataclass(kind) else (int, float) if kind is float else origin or kind
     if not isinstance(data, json_type) or (isinstance(data, bool) and kind is not bool):
-        raise ValueError(f"{place} is {shown(data)}, which is no {kind.__name__}")
+        raise ValueError(f"{place} is {shown(data)}, which is no {getattr(kind, '__name__', kind)}")
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = get_type_hints(kind)
+        hints, data = get_type_hints(kind), dict[str, Any](data)
         if wrong := sorted(hints.keys() ^ data.keys()):
             raise ValueError(f"{place} {'lacks' if wrong[0] in hints else 'has, unlike any report,'} {shown(wrong[0])}")
         return kind(**{name: built(hints[name], value, f"{place}.{name}") for name, value in data.items()})
