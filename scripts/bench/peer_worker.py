@@ -11,7 +11,8 @@ engine only to run it. Nothing that an engine prints gets into the answers.
 
 import json
 import os
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from scripts.bench import runs
@@ -95,7 +96,7 @@ def peak_bytes() -> int:
     return 0
 
 
-def answer(request: dict, state: dict) -> dict:
+def answer(state: dict, request: dict) -> dict:
     """Carry out one request."""
     if request["do"] == "load":
         import torch
@@ -108,17 +109,22 @@ def answer(request: dict, state: dict) -> dict:
     return {"peak_bytes": peak_bytes()}
 
 
-def main() -> None:
-    """Answer requests until told to quit or until the input ends."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # an engine's own output goes to stderr
-    state: dict = {}
-    for line in sys.stdin:
+def serve(answer: Callable[[dict], dict]) -> None:
+    """Answer requests until told to quit or until the input ends; then end the process, whatever it still does."""
+    questions, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what an engine or a compiler prints goes to stderr
+    for (
+        line
+    ) in questions:  # not sys.stdin: what is called here may set its encoding, which fails while it is being read
         request = json.loads(line)
         try:
-            said = answer(request, state)
-        except Exception as error:  # an engine may raise anything; the client decides what to do
-            lines = str(error).strip().splitlines() or [""]
+            said = answer(request)
+        except KeyboardInterrupt:  # the terminal's Ctrl-C reaches this process too; the client reports it
+            break
+        except (
+            Exception
+        ) as error:  # an engine, a compiler or a driver may raise anything; the client decides what to do
+            lines = str(error).strip().splitlines() or ["it says no more"]
             said = {"error": f"{type(error).__name__}: {lines[0][:200]}"}
         answers.write(json.dumps(said) + "\n")
         answers.flush()
@@ -129,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(partial(answer, {}))

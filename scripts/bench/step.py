@@ -60,7 +60,7 @@ def linears_of(model) -> list[tuple[Callable, int]]:
             found.append((module, module.packed.in_features))
         elif type(module).__name__ == "TorchLinear":
             found.append((module, module.weight.shape[1]))
-    if model.config.tie_word_embeddings and not hasattr(model, "head"):
+    if model.lm_head is None:
         found.append((lambda x: F.linear(x, model.head_weight), model.config.hidden_size))
     return found
 

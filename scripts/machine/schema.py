@@ -180,9 +180,8 @@ def built(kind: Any, data: Any, place: str) -> Any:
         if data not in [one for one in inner if type(one) is type(data)]:
             raise ValueError(f"{place} is {shown(data)}; allowed: {', '.join(map(str, inner))}")
         return data
-    json_type = dict if dataclasses.is_dataclass(kind) else (int, float) if kind is float else origin or kind
-    if not isinstance(data, json_type) or (isinstance(data, bool) and kind is not bool):
-        raise ValueError(f"{place} is {shown(data)}, which is no {kind.__name__}")
+    if not fits(kind, data):
+        raise ValueError(f"{place} is {shown(data)}, which is no {getattr(kind, '__name__', kind)}")
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = get_type_hints(kind)
         if wrong := sorted(hints.keys() ^ data.keys()):
@@ -197,6 +196,12 @@ def built(kind: Any, data: Any, place: str) -> Any:
     if isinstance(data, dict):
         return {name: built(inner[1], value, f"{place}.{shown(name)}") for name, value in data.items()}
     return data
+
+
+def fits(kind: Any, data: Any) -> bool:
+    """Return True if JSON's type of `data` is the one that a type is written as. True and False are no numbers."""
+    json_type = dict if dataclasses.is_dataclass(kind) else (int, float) if kind is float else get_origin(kind) or kind
+    return isinstance(data, json_type) and (kind is bool or not isinstance(data, bool))
 
 
 def shown(value: Any) -> str:

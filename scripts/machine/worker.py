@@ -10,12 +10,11 @@ A line of JSON in, a line of JSON out, over pipes (`scripts.bench.peer_protocol`
 The answer comes as {"answer": …}, any exception as {"error": "…"}, a sentence.
 """
 
-import json
-import os
 from dataclasses import asdict
 from typing import Any
 
 import scripts.smoke  # noqa: F401 (threads that wait sleep: most machines have other work, too)
+from scripts.bench.peer_worker import serve
 
 
 class Parts:
@@ -48,23 +47,6 @@ class Parts:
         return asdict(self.pairs.compare(**what))
 
 
-def main() -> None:
-    """Answer requests until the input ends."""
-    questions, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # a compiler's output goes to stderr
-    parts = Parts()
-    for line in questions:  # not sys.stdin: commands called here set its encoding, which fails while it is being read
-        try:
-            said = {"answer": parts.answer(**json.loads(line))}
-        except KeyboardInterrupt:  # the terminal's Ctrl-C reaches this process too; the parent reports it
-            break
-        except Exception as error:  # a kernel, a compiler or a driver may raise anything
-            lines = str(error).strip().splitlines() or ["it says no more"]
-            said = {"error": f"{type(error).__name__}: {lines[0][:200]}"}
-        answers.write(json.dumps(said) + "\n")
-        answers.flush()
-    os._exit(0)  # threads of an engine might keep the process alive
-
-
 if __name__ == "__main__":
-    main()
+    parts = Parts()
+    serve(lambda request: {"answer": parts.answer(**request)})
