@@ -12,6 +12,7 @@ from scripts.smoke.arguments import load_ours
 from scripts.smoke.divergence import explain
 from scripts.smoke.hugging_face import load_hf
 from scripts.smoke.report import print_json
+from scripts.smoke.trial import Opened, Trial
 
 from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
@@ -34,14 +35,23 @@ def main(argv=None) -> int:
 def run(script, args) -> int:
     """Print for each prompt where the runs diverge, if they do. Returns 0 if none does."""
     model, prompts = load_ours(args)
-    hf_model = load_hf(args.hf_model or args.model, args)
-    findings = [explain(model, hf_model, script.generate, ids, args.max_new_tokens, args) for ids in prompts]
+    hf_model, generate = load_hf(args.hf_model or args.model, args), generate_of(script)
+    findings = [explain(model, hf_model, generate, ids, args.max_new_tokens, args) for ids in prompts]
     if args.json:
         print_json({"findings": [vars(finding) for finding in findings]})
     else:
         for index, finding in enumerate(findings):
             print(f"[{index}] {finding}")
     return int(any(not f.text.startswith("alone, this prompt agrees") for f in findings))
+
+
+def generate_of(script):
+    """Return what a script runs: its `generate`, or from lesson 9 on its first path."""
+    if hasattr(script, "generate"):
+        return script.generate
+    kinds = (one for one in vars(script).values() if isinstance(one, type) and issubclass(one, Trial))
+    kind, path = max(kinds, key=lambda one: len(one.mro())), next(iter(script.PATHS.values()))
+    return lambda model, prompts, args: path(kind("explained", args, prompts, Opened(), model))
 
 
 if __name__ == "__main__":

@@ -76,6 +76,9 @@ def retried(trial: Replicas) -> Outcome:
     return done.exercising(len(trial.places) > len(trial.prompts), "no attempt was lost")
 
 
+PATHS = {"routed": routed, "by turns": by_turns, "retried": retried}
+
+
 def arguments():
     parser, how_many = make_parser(__doc__, block_size=8), {"type": whole_number(1), "default": 2, "metavar": "N"}
     parser.add_argument("--replicas", **how_many, help="engines behind the router (default: 2)")
@@ -83,8 +86,7 @@ def arguments():
 
 
 def main(argv=None) -> int:
-    paths = {"routed": routed, "by turns": by_turns, "retried": retried}
-    return run_paths(13, Replicas, paths, arguments(), argv, COURSE_PROMPTS[-5:])
+    return run_paths(13, Replicas, PATHS, arguments(), argv, COURSE_PROMPTS[-5:])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Lesson 14. Runs prompts with speculation, at several k and with every kind of step.
-
-Each path reports guessed and accepted tokens, and the steps that they saved, counted for each request.
-"""
+"""Lesson 14. Runs prompts with speculation, at several k and with every kind of step."""
 
 import sys
 from functools import partial
@@ -37,7 +34,7 @@ PROMPTS = (  # their answers repeat something, but for the last one, a story
 
 
 class Guessing(Trial):
-    """An engine that guesses up to k tokens, and counts what became of them."""
+    """An engine that guesses up to k tokens. Each path reports what became of them, counted for each request."""
 
     room = 1
 

@@ -31,9 +31,8 @@ class Windowed(Trial):
 
     def steps(self, engine, preempt=False):
         for result in super().steps(engine, preempt):
-            self.most = max(
-                [self.most, *(len(one.table) - one.table.first for one in memory_of(engine).holds.values())]
-            )
+            held = (len(one.table) - one.table.first for one in memory_of(engine).holds.values())
+            self.most = max([self.most, *held])
             yield result
 
     def outcome(self, engine, requests) -> Outcome:

@@ -47,13 +47,15 @@ def in_fewer_bits(ways) -> dict:
     return {name: partial(rounded, kv_dtype=bits, path=way) for name, (bits, way) in names.items()}
 
 
+PATHS, MORE = {"float32": full} | in_fewer_bits(WAYS), in_fewer_bits(MORE_WAYS)
+
+
 def arguments():
     return make_parser(__doc__, block_size=8, kernel=True, also="also run fast layers, speculation and every kernel")
 
 
 def main(argv=None) -> int:
-    paths, prompts = {"float32": full} | in_fewer_bits(WAYS), [long_prompt(12), *COURSE_PROMPTS[1::5]]
-    return run_paths(17, Trial, paths, arguments(), argv, prompts, in_fewer_bits(MORE_WAYS))
+    return run_paths(17, Trial, PATHS, arguments(), argv, [long_prompt(12), *COURSE_PROMPTS[1::5]], MORE)
 
 
 if __name__ == "__main__":

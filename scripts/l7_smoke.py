@@ -1,7 +1,4 @@
-"""Lesson 7. The server on a free port, asked by OpenAI's own client, all prompts at once: the tokens are equal.
-
-Every prompt is sent twice, streamed and whole; the two must agree, and equal Hugging Face's.
-"""
+"""Lesson 7. The server on a free port, asked by OpenAI's own client, all prompts at once: the tokens are equal."""
 
 import asyncio
 import sys
@@ -19,7 +16,7 @@ MISSING = 'this lesson needs {}: make setup ARGS="--extras server", or pip insta
 
 
 def generate(model, prompts, args) -> Outcome:
-    """Answer all prompts over HTTP, through a server that runs meanwhile."""
+    """Answer every prompt over HTTP twice, streamed and whole: the two must agree, and equal Hugging Face's."""
     try:
         import openai  # noqa: F401
 

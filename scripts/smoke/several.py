@@ -1,7 +1,7 @@
 """Course machinery. Compares the paths of one lesson with Hugging Face: other layers, chunks, caches, processes."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,11 +18,11 @@ FIGURES = ("restored_tokens", "speculation")  # reported for each path
 def run_paths(
     lesson: int,
     trial: type[Trial],
-    paths: dict[str, Path],
+    paths: Mapping[str, Path],
     parser: argparse.ArgumentParser,
     argv: Sequence[str] | None = None,
     prompts: Sequence[str] = (),
-    more: dict[str, Path] | None = None,
+    more: Mapping[str, Path] | None = None,
 ) -> int:
     """Run every path on the same prompts and report. Return 0 if all tokens are equal, otherwise 1.
 
@@ -33,7 +33,7 @@ def run_paths(
     """
 
     def work(args: argparse.Namespace) -> int:
-        (first, path), *others = (paths | more if more and args.all else paths).items()
+        (first, path), *others = {**paths, **(more if more and args.all else {})}.items()
         with ExitStack() as stack:
             opened = Opened(stack)
 

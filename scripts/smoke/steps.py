@@ -34,12 +34,6 @@ def steps_of(engine: Engine, preempt: bool = False, num_requests: int = 0) -> It
             take_back(engine)
 
 
-def run_out(engine: Engine, preempt: bool = False) -> None:
-    """Run steps until every request has ended; the arguments and errors are those of `steps_of`."""
-    for _ in steps_of(engine, preempt):
-        pass
-
-
 def most_steps(requests: dict[str, Request]) -> int:
     """Return the most steps that requests can need: one for each token, again for each time that all are lost.
 

@@ -8,7 +8,7 @@ engine around a model that only reads what was written. Latents need what dense 
 import random
 from types import SimpleNamespace
 
-from scripts.smoke.steps import run_out
+from scripts.smoke.steps import steps_of
 
 import pytest
 from hypothesis import given, settings
@@ -35,6 +35,11 @@ FAMILIES = {
     "hybrid without checkpoints": lambda num_blocks: Hybrid(PLACES, 0, num_blocks, SIZE, 8).manager,
 }
 each_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def run_out(engine, preempt=False):
+    for _ in steps_of(engine, preempt):
+        pass
 
 
 def engine_of(family, num_blocks, policy="fcfs", places=PLACES, watermark=0.0):

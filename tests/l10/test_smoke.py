@@ -3,6 +3,7 @@
 import json
 
 from scripts import l10_smoke
+from scripts.smoke import on_device
 
 import pytest
 
@@ -16,6 +17,7 @@ PROMPTS = ["--prompt-ids", "1,2,3", "--prompt-ids", "4,9", "--prompt-ids", "5,6,
 def smoke(capsys, *arguments):
     """Run the smoke script; return exit code, report (None if there is none) and stderr."""
     given = ["--model", str(checkpoint("two, tied, wide heads")), *PROMPTS, "--max-new-tokens", "6", "--json"]
+    capsys.readouterr()  # transformers shows its progress when it writes a checkpoint
     try:
         code = l10_smoke.main([*given, *arguments])
     except SystemExit as stop:
@@ -33,13 +35,18 @@ def test_all_three_paths_equal_hugging_face(capsys, page):
 
 @pytest.mark.parametrize(
     "part",
-    ["GraphRunner", "generate_on_device", "make_req_to_token_pool", "make_full_attention_net_mem_pool"],
+    [
+        "l10_smoke.GraphRunner",
+        "smoke.on_device.generate_on_device",
+        "smoke.on_device.make_req_to_token_pool",
+        "smoke.on_device.make_full_attention_net_mem_pool",
+    ],
 )
 def test_no_path_is_left_out_because_it_fails(capsys, monkeypatch, part):
     def refuse(*args, **kwargs):
         raise UserError("this cannot be done")
 
-    monkeypatch.setattr(l10_smoke, part, refuse)
+    monkeypatch.setattr(f"scripts.{part}", refuse)
     code, report, err = smoke(capsys)
     assert code == 2 and report is None, "a path that fails must be an error, not left out"
     assert err.strip().splitlines()[-1].endswith(": this cannot be done")
@@ -49,8 +56,8 @@ def test_no_path_is_left_out_because_it_fails(capsys, monkeypatch, part):
 def test_other_tokens_fail_and_the_path_is_named(capsys, monkeypatch, path):
     real = l10_smoke.PATHS[path]
 
-    def harmed(model, prompts, args):
-        outcome = real(model, prompts, args)
+    def harmed(trial):
+        outcome = real(trial)
         outcome.outputs[1] = [*outcome.outputs[1][:-1], 0]
         return outcome
 
@@ -61,14 +68,14 @@ def test_other_tokens_fail_and_the_path_is_named(capsys, monkeypatch, path):
 
 
 def test_slots_that_stay_held_fail_whatever_the_dtype(capsys, monkeypatch):
-    real = l10_smoke.generate_on_device
+    real = on_device.generate_on_device
 
     def leaks(model, kv, *rest):
         kv.allocator.alloc(kv.allocator.page_size)
         return real(model, kv, *rest)
 
-    monkeypatch.setattr(l10_smoke, "blocks_for", lambda prompts, args: [2 for _ in prompts])
-    monkeypatch.setattr(l10_smoke, "generate_on_device", leaks)
+    monkeypatch.setattr(on_device, "blocks_for", lambda prompts, args: [2 for _ in prompts])
+    monkeypatch.setattr(on_device, "generate_on_device", leaks)
     code, report, _ = smoke(capsys, "--dtype", "bfloat16")
     assert code == 1 and report["faults"] == ["on device: 16 slots are still held"]
 

@@ -12,14 +12,14 @@ def test_every_path_equals_hugging_face_and_accepts_guesses(capsys):
     code = l14_smoke.main(["--max-new-tokens", "14", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert code == 0 and report["match"] and not report["faults"] and not report["not_exercised"]
-    assert {*report["kv"]["equal"], *report["kv"]["left_out"]} == {l14_smoke.BATCHED, *l14_smoke.OTHERS}
+    assert {*report["kv"]["equal"], *report["kv"]["left_out"]} == set(l14_smoke.PATHS)
     figures = [report["kv"]["speculation"][name] for name in report["kv"]["equal"]]
     assert all(0 < one["accepted"] == one["steps_saved"] <= one["drafts"] for one in figures)
 
 
 @pytest.mark.nightly
 def test_a_path_that_accepts_nothing_is_not_exercised(capsys, monkeypatch):
-    monkeypatch.setattr(l14_smoke, "OTHERS", {})
+    monkeypatch.setattr(l14_smoke, "PATHS", {"batched": l14_smoke.batched})
     monkeypatch.setattr("mini_engine.speculation.lookup.find_continuation", lambda *_: None)
     assert l14_smoke.main(["--max-new-tokens", "4", "--json"]) == 0, "the tokens are equal"
     assert json.loads(capsys.readouterr().out)["not_exercised"] == ["no guess was accepted"]
@@ -27,8 +27,9 @@ def test_a_path_that_accepts_nothing_is_not_exercised(capsys, monkeypatch):
 
 @pytest.mark.nightly
 def test_a_run_that_preempts_nothing_says_so_and_passes(capsys, monkeypatch):
-    monkeypatch.setattr(l14_smoke, "OTHERS", {"preempted": l14_smoke.preempted})
-    assert l14_smoke.main(["--max-new-tokens", "6"]) == 0
+    monkeypatch.setattr(l14_smoke, "PATHS", {name: l14_smoke.PATHS[name] for name in ("batched", "preempted")})
+    monkeypatch.setattr("scripts.smoke.steps.PREEMPT_EVERY", 1000)
+    assert l14_smoke.main(["--prompt", "1, 2, 3, 1, 2, 3,", "--max-new-tokens", "2"]) == 0
     said = capsys.readouterr().out
     assert "NOT EXERCISED  preempted: no request was preempted" in said and "PASS" in said
 

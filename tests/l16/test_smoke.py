@@ -4,6 +4,7 @@ import json
 import shutil
 
 from scripts import l16_smoke
+from scripts.smoke.paths import batched
 
 import pytest
 
@@ -21,23 +22,22 @@ def test_every_path_equals_hugging_face(family, capsys):
     assert code == 0 and report["match"] and not report["faults"]
     left_out = set(report["kv"]["left_out"]) - {"packed layers", "kernel cpu"}  # these need a compiler
     assert left_out == {"restart"}, "these checkpoints have no tokenizer, which a server needs"
-    paths = {"alone", *l16_smoke.PATHS, *l16_smoke.MORE_PATHS}
+    paths = {*l16_smoke.PATHS, *l16_smoke.MORE}
     assert set(report["kv"]["equal"]) >= paths - set(report["kv"]["left_out"])
     assert all(report["kv"]["restored_tokens"].values())
     assert not [line for line in report["not_exercised"] if not line.startswith("speculation")]
 
 
+def harmed(trial, **options):
+    """Run all prompts together, and change their last tokens."""
+    done = batched(trial, **options)
+    done.outputs = [[*ids[:-1], 0] for ids in done.outputs]
+    return done
+
+
 @pytest.mark.nightly
 def test_a_path_with_other_tokens_is_a_fault(capsys, monkeypatch):
-    monkeypatch.setattr(l16_smoke, "PATHS", {name: l16_smoke.PATHS[name] for name in ("batched",)})
-    wrong = l16_smoke.answers
-    monkeypatch.setattr(
-        l16_smoke,
-        "answers",
-        lambda engine, prompts, *rest, **named: [
-            [*ids[:-1], 0] if len(prompts) > 1 else ids for ids in wrong(engine, prompts, *rest, **named)
-        ],
-    )
+    monkeypatch.setattr(l16_smoke, "PATHS", {"alone": l16_smoke.alone, "batched": harmed})
     code = l16_smoke.main(["--model", str(checkpoint()), *IDS[:6], "--max-new-tokens", "4", "--json"])
     faults = json.loads(capsys.readouterr().out)["faults"]
     assert code == 1 and len(faults) == 1

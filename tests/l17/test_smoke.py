@@ -3,6 +3,7 @@
 import json
 
 from scripts import l17_smoke
+from scripts.smoke.paths import batched
 
 import pytest
 
@@ -18,7 +19,7 @@ def test_every_path_gives_the_tokens_of_its_bits(capsys):
     report = json.loads(capsys.readouterr().out)
     assert code == 0 and report["match"] and not report["faults"] and not report["not_exercised"]
     assert not set(report["kv"]["left_out"]) - {"int8 kernel cpu", "int4 kernel cpu"}, "these need a compiler"
-    paths = {"float32", *l17_smoke.paths(l17_smoke.WAYS | l17_smoke.MORE_WAYS)}
+    paths = {*l17_smoke.PATHS, *l17_smoke.MORE}
     assert set(report["kv"]["equal"]) >= paths - set(report["kv"]["left_out"])
     assert all(report["kv"]["restored_tokens"].values())
     kl = {name: float(value) for name, value in report["kv"]["KL"].items()}
@@ -27,15 +28,13 @@ def test_every_path_gives_the_tokens_of_its_bits(capsys):
 
 @pytest.mark.nightly
 def test_a_path_with_other_tokens_is_a_fault(capsys, monkeypatch):
-    monkeypatch.setattr(l17_smoke, "WAYS", {"batched": l17_smoke.batched})
-    right = l17_smoke.answers
-    monkeypatch.setattr(
-        l17_smoke,
-        "answers",
-        lambda engine, prompts, *rest, **named: [
-            [*ids[:-1], 0] if len(prompts) > 1 else ids for ids in right(engine, prompts, *rest, **named)
-        ],
-    )
+    def harmed(trial, **options):
+        done = batched(trial, **options)
+        done.outputs = [[*ids[:-1], 0] for ids in done.outputs]
+        return done
+
+    paths = {"float32": l17_smoke.full} | l17_smoke.in_fewer_bits({"batched": harmed})
+    monkeypatch.setattr(l17_smoke, "PATHS", paths)
     code = l17_smoke.main(["--model", str(POCKET_DIR), *IDS, "--max-new-tokens", "4", "--json"])
     faults = json.loads(capsys.readouterr().out)["faults"]
     assert code == 1 and len(faults) == 2

@@ -47,7 +47,7 @@ def test_draws_that_depend_on_the_batch_fail_the_script(capsys, model, monkeypat
 
 
 def test_a_distribution_that_is_not_transformers_fails_the_script(capsys, model, monkeypatch):
-    monkeypatch.setattr(l4_smoke, "process", lambda logits, rows: logits - 1)
+    monkeypatch.setattr("scripts.smoke.packed.process", lambda logits, rows: logits - 1)
     assert l4_smoke.main([*model, "--max-new-tokens", "3"]) == 1
     out = capsys.readouterr().out
     assert "prompt 1: the distributions of new tokens [0, 1, 2] differ from transformers'" in out and "FAIL" in out
