@@ -54,25 +54,21 @@ class Case:
         return [slice(begin, end) for begin, end in pairwise(self.batch.cu_seqlens_q.tolist())]
 
     @cached_property
-    def expected(self) -> Tensor:
-        """The answer in float64; rows of padding are zero."""
-        return self._attended(lambda values: values)
-
-    @cached_property
-    def most(self) -> float:
-        """The largest sum of what is added up, without signs: values of both signs may cancel, rounding does not."""
-        return float(self._attended(Tensor.abs).max()) if len(self.histories) else 1.0
-
-    def error_of(self, out: Tensor) -> float:
-        """Return the largest difference from the answer, relative to `most`; NaN if there is any NaN."""
-        return float((out.double() - self.expected).abs().max() / max(self.most, 1e-30))
-
-    def _attended(self, of) -> Tensor:
-        out = torch.zeros(self.q.shape, dtype=torch.float64)
+    def expected(self) -> tuple[Tensor, float]:
+        """The answer in float64, zero in rows of padding, and the largest sum of what is added up, without signs."""
+        out, unsigned = torch.zeros(2, *self.q.shape, dtype=torch.float64)
         q = torch.cat([x.double() for x in self.queries], dim=-1)
         for rows, (k, v) in zip(self.rows, self.histories, strict=True):
-            out[rows] = attended(q[rows], k, of(v), self.scale, self.window)
-        return out
+            out[rows], unsigned[rows] = attended(q[rows], k, (v, v.abs()), self.scale, self.window)
+        return out, max(float(unsigned.max()), 1e-30)
+
+    def error_of(self, out: Tensor) -> float:
+        """Return the largest difference from the answer; NaN if there is any NaN.
+
+        It is relative to the largest sum without signs: values of both signs may cancel out, rounding does not.
+        """
+        answer, most = self.expected
+        return float((out.double() - answer).abs().max() / most)
 
     def with_tables(self, **tables: Tensor) -> "Case":
         """Return the case with other tables."""
@@ -96,13 +92,14 @@ class Case:
         )
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+def attended(q: Tensor, k: Tensor, values: Sequence[Tensor], scale: float, window: int) -> list[Tensor]:
     """Attend to all keys of one sequence through a mask: position i sees key j if i - window < j <= i."""
     i, j = torch.arange(len(k) - len(q), len(k))[:, None], torch.arange(len(k))
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))  # head h reads h // (H_q // H_kv)
+    k, *values = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, *values))  # by h // (H_q // H_kv)
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
     hidden = (j > i) | (j <= i - window)
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return [torch.einsum("hqk,khd->qhd", weights, v) for v in values]
 
 
 def int32(data: Sequence) -> Tensor:
@@ -201,4 +198,4 @@ def crowd(count: int, keys: int, seed: int, block_size: int) -> dict[str, Any]:
         lengths.append((q_len, keys + choose.randint(max(q_len, 1), choose.choice([12, 12, 12, 40]))))
         blocks = choose.choice([keys] * 8 + [keys // 2, 0]) // block_size
         shared.append((choose.choice([0] * 7 + [1]), blocks))
-    return dict(lengths=lengths, shared=shared, block_size=block_size)
+    return dict(lengths=lengths, shared=tuple(shared), block_size=block_size)

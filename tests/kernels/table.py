@@ -1,8 +1,8 @@
 """Course machinery. The attention kernels that `load_kernel` offers, and how close each has to come to float64."""
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -17,6 +17,7 @@ from mini_engine.base.errors import UserError
 from mini_engine.quantized.formats import FORMATS
 from tests.kernels.cases import Case, make_case
 
+kept_case = functools.lru_cache(maxsize=64)(make_case)  # kernels of one cache get the same cases, one after another
 DTYPES = (torch.float32, torch.bfloat16)
 CACHES = [(rows, latents) for latents in (False, True) for rows in (None, *FORMATS)]
 SCALAR = "scalar C++"
@@ -53,13 +54,13 @@ class Entry:
         return 1e-2 if rounds else 5e-3
 
     def case(self, lengths: Sequence[tuple[int, int]], **options: Any) -> Case:
-        """Return a case over what this kernel reads; `options` are `make_case`'s."""
-        return make_case(lengths, FORMATS[self.rows] if self.rows else None, self.latents, **options)
+        """Return a case over what this kernel reads; `options` are `make_case`'s. Other tests share it: change none."""
+        return kept_case(tuple(lengths), FORMATS[self.rows] if self.rows else None, self.latents, **options)
 
     def load(self, dtype: torch.dtype = torch.float32, window: int = EVERY_KEY) -> Kernel:
         """Return the kernel; skip the test if it cannot work here."""
         if self.name == SCALAR:
-            return Kernel(SCALAR, partial(cpu.scalar_attention, window=window))
+            return Kernel(SCALAR, functools.partial(cpu.scalar_attention, window=window))
         try:
             return load_kernel(*self.wanted(dtype, window))
         except UserError as why:

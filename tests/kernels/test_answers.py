@@ -41,11 +41,12 @@ def test_triton_s_kernels(triton):
         triton.check(case, "a decode's history in splits")
 
 
-@pytest.mark.parametrize("entry", [-1, 10**6])
-def test_a_batch_of_decodes_alone(kernel, entry, dtype):
+@pytest.mark.parametrize("lengths", [((1, 9), (1, 40), (1, 2)), ((2, 9), (0, 5))], ids=str)
+def test_as_many_rows_as_sequences(kernel, lengths, dtype):
+    """As in a step of decodes without padding, or so it seems."""
     for window in kernel.windows(EVERY_KEY, 6):
-        options = dict(window=window, entry=entry, dtype=dtype, block_size=6, padded_rows=0)
-        kernel.check(kernel.case([(1, 9), (1, 40), (1, 2)], **options), "one query a sequence, and no padding")
+        options = dict(window=window, dtype=dtype, block_size=6, padded_rows=0, entry=10**6)
+        kernel.check(kernel.case(lengths, **options), "a step without padding")
 
 
 LONG = [
@@ -88,8 +89,9 @@ def cases(draw, kernel):
     group, kv_heads = draw(st.integers(1, 16)), draw(st.integers(1, 4))
     kv_lens = draw(st.lists(st.integers(1, 150), min_size=1, max_size=5))
     block_size = draw(st.integers(1, 20))
+    lengths = [(draw(st.one_of(st.just(1), st.integers(0, kv_len))), kv_len) for kv_len in kv_lens]
     return kernel.case(
-        [(draw(st.one_of(st.just(1), st.integers(0, kv_len))), kv_len) for kv_len in kv_lens],
+        lengths,
         heads=group * kv_heads,
         kv_heads=kv_heads,
         dim=draw(st.sampled_from([8, 16, 18, 24, 32, 40, 48, 64, 80, 128])),
@@ -97,10 +99,10 @@ def cases(draw, kernel):
         block_size=block_size,
         dtype=draw(st.sampled_from(DTYPES)),
         window=draw(st.sampled_from(kernel.windows(EVERY_KEY, 160, 33, block_size + 1, block_size, 3, 1))),
-        shared=[(draw(st.integers(0, 2)), draw(st.integers(0, 9))) for _ in kv_lens],
+        shared=tuple((draw(st.integers(0, 2)), draw(st.integers(0, 9))) for _ in kv_lens),
         poison=draw(st.sampled_from([NAN, float("inf"), -float("inf"), 1e4])),
         entry=draw(st.sampled_from([0, -1, 10**6, 2**31 - 1])),
-        padded_rows=draw(st.integers(0, 3)),
+        padded_rows=draw(st.integers(0 if any(q_len for q_len, _ in lengths) else 1, 3)),
         seed=draw(st.integers(0, 99)),
     )
 

@@ -57,7 +57,7 @@ def test_the_number_of_heads_does_not_matter(cpp):
 @pytest.mark.parametrize("shared", [80, 512, 700])
 def test_a_run_may_fill_several_tiles_and_several_stretches(cpp, dtype, shared):
     lengths = [(1, shared + more) for more in (1, 3, 16, 40, 400, 530)]
-    options = dict(heads=32, kv_heads=1, block_size=16, dtype=dtype, shared=[(0, shared // 16)] * 6)
+    options = dict(heads=32, kv_heads=1, block_size=16, dtype=dtype, shared=((0, shared // 16),) * 6)
     case = cpp.case(lengths, **options)
     out = cpp(case)
     for s, rows in enumerate(case.rows):
@@ -68,7 +68,7 @@ def test_shared_keys_are_read_once_per_run():
     """Two system prompts, interleaved; one chat that prefills; one whose beginning is too short to be worth a run."""
     kernel, lengths = Entry("cpu"), [(1, 300), (1, 333), (1, 280), (9, 300), (1, 290), (1, 90)]
     kernel.load()  # skipped where there is no compiler
-    shared = [(0, 16), (1, 16), (0, 16), (0, 16), (1, 10), (1, 2)]
+    shared = ((0, 16), (1, 16), (0, 16), (0, 16), (1, 10), (1, 2))
     case, plain = (kernel.case(lengths, block_size=16, shared=some) for some in (shared, None))
     assert cpu.spared_keys(case.q, case.caches[0], case.batch) == 16 * 16 + 10 * 16
     assert cpu.spared_keys(case.q, case.caches[0], case.batch, window=100) == 0, "a window may not see the beginning"
