@@ -64,7 +64,8 @@ def loaded(model: Model) -> CausalLM:
 def limits_of(chunk: int = 64, budget: int = 64, max_num_seqs: int = 8, **limits: Any) -> SchedulerConfig:
     """Return limits of a step, by default of one in which prompts are cut in chunks of 64."""
     budget = max(budget, chunk, max_num_seqs)
-    return SchedulerConfig(max_num_seqs, budget, chunk, **{"watermark": 0.0} | limits)
+    chosen: Any = {"watermark": 0.0} | limits
+    return SchedulerConfig(max_num_seqs, budget, chunk, **chosen)
 
 
 def engine_of(

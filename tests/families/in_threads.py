@@ -107,8 +107,8 @@ def engine_over(ranks: Any, model: Model, limits: Any = None, capture: Any = Non
 
 
 def config_of(model: Model, limits: Any, options: dict[str, Any]) -> EngineConfig:
-    chosen = OPTIONS | {"kv_dtype": model.kv_dtype, "scheduler_config": limits or limits_of()} | options
-    return EngineConfig(**{"backend": "reference"} | chosen)
+    always: dict[str, Any] = {"backend": "reference", "kv_dtype": model.kv_dtype}
+    return EngineConfig.of(OPTIONS | always | {"scheduler_config": limits or limits_of()} | options)
 
 
 # ---------------------------------------------------------------- a prefill worker

@@ -3,12 +3,12 @@
 import pytest
 
 from tests.families.engines import answered, check_nothing_is_lost, engine_of, limits_of, prompts_of
-from tests.families.rows import each_format
+from tests.families.rows import each_family
 
 STRADDLING = {"S - 1": -1, "S": 0, "S + 1": 1}  # S: of the row, a window or what lies between two checkpoints
 
 
-@each_format
+@each_family
 @pytest.mark.parametrize("size", [1, 7, *STRADDLING])
 def test_in_chunks_beside_decodes(model, size):
     size = max(1, model.straddle + STRADDLING[size]) if isinstance(size, str) else size

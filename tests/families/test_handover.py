@@ -20,7 +20,7 @@ from tests.families.engines import (
 )
 from tests.families.in_threads import config_of, engine_with_worker
 from tests.families.rows import FIRST, each_family, nightly, parametrized, some
-from tests.l19.ends import check_nothing_is_held, events
+from tests.l19.ends import check_nothing_is_held, events, receiving
 
 
 @each_family
@@ -64,7 +64,7 @@ def test_only_what_the_receiver_lacks_comes(model, length):
 @pytest.mark.parametrize("num_blocks", [3, pytest.param(6, marks=nightly)])
 def test_a_stage_that_is_too_small_hands_over_in_part(model, num_blocks):
     engine, _ = engine_with_worker(model)
-    connector = engine.scheduler.manager.coordinator.connector
+    connector = receiving(engine)
     num_buffers = num_blocks + connector.extras.num_buffers(0, num_blocks)
     engine, worker = engine_with_worker(model, num_bytes=num_buffers * connector.stage.buffer_bytes)
     answered(engine, model, "in part", [LONG, prompt_of(65)], between=worker.step)

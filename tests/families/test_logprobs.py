@@ -1,5 +1,7 @@
 """Course machinery. Conformance: log probabilities are Hugging Face's, of answers and of prompts."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ from tests.families.engines import (
 )
 from tests.families.rows import each_exact, nightly
 
-CLOSE = dict(atol=1e-3, rtol=1e-3)
+CLOSE: Any = dict(atol=1e-3, rtol=1e-3)
 
 
 def logprobs_of(model, request):

@@ -19,17 +19,17 @@ from tests.families.engines import (
     prompt_of,
     prompts_of,
 )
-from tests.families.rows import each_exact, each_family, each_format, nightly
+from tests.families.rows import each_exact, each_family, nightly
 
 LATER = 24  # tokens of an answer in a small pool
 each_path = pytest.mark.parametrize(
     "options",
-    [{}, UNCACHED, TIERS, {"capture": no_graph}, pytest.param({"speculate": 3}, marks=nightly)],
+    [{}, UNCACHED, TIERS, *(pytest.param(one, marks=nightly) for one in ({"capture": no_graph}, {"speculate": 3}))],
     ids=["cached", "uncached", "tiers", "padded", "guesses"],
 )
 
 
-@each_format
+@each_family
 @pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
 def test_preempted_every_few_steps(model, caching):
     """Uncached, a preempted request begins again: with a state of zeros, and without any window."""

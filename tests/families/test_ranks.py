@@ -80,6 +80,7 @@ def test_under_fast_layers(model, backend, shared):
         pytest.skip(f"NOT CHECKED: {why}")
 
 
+@nightly
 @each_family
 def test_in_a_pool_that_is_too_small(model, shared):
     prompts = [prompt_of(length) for length in (33, 40, 41, 9)]

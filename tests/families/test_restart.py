@@ -1,5 +1,7 @@
 """Course machinery. Conformance: a new engine on the same directory begins with what the last one kept."""
 
+from typing import Any
+
 import pytest
 
 from mini_engine.tiers.records import Kind
@@ -88,7 +90,7 @@ def another(model: Model) -> Model:
 @pytest.mark.parametrize("what", ["shape", "block size", "int4", pytest.param("int8", marks=nightly)])
 def test_another_engine_s_records_are_not_found(model, what, tmp_path):
     kept_by(model, tmp_path)
-    options = {"block_size": 4, "num_blocks": 1200} if what == "block size" else {}
+    options: Any = {"block_size": 4, "num_blocks": 1200} if what == "block size" else {}
     if what in FORMATS:
         model = Model(model.family, model.shape, model.row, what)
     other = another(model) if what == "shape" else model

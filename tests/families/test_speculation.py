@@ -23,7 +23,7 @@ from tests.families.engines import (
     right,
     store_of,
 )
-from tests.families.rows import each_exact, each_family, each_format, nightly
+from tests.families.rows import each_exact, each_family, nightly
 from tests.l14.toys import ANY_LOAD, Always
 
 NEW = 20
@@ -64,7 +64,7 @@ def spoken(engine, model, when, between=lambda: None):
     return found
 
 
-@each_format
+@each_family
 def test_guesses_leave_no_trace(model):
     engine = guessing(model, limits=limits_of(16))
     for when in ("cold", "warm"):

@@ -12,14 +12,11 @@ from mini_engine.attention.contract import EVERY_KEY
 from mini_engine.attention.reference import gather
 from mini_engine.attention.registry import load_kernel, windowed
 from mini_engine.base.errors import UserError
-from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.gpu.graphs import no_graph
 from mini_engine.quantized.formats import FORMATS
 from tests.l3.kernel_cases import relative_error
 from tests.l3.new_memory import NewMemory
 from tests.l3.pickled import Worker
 from tests.l15 import windowed_cases
-from tests.l15.pocket import PROMPTS, ask, check_nothing_is_lost, drain, windows
 from tests.l15.windowed_cases import TOLERANCE, Windowed, crowd, crowds, windowed_case
 
 pytestmark = pytest.mark.reference  # no task is about this
@@ -30,7 +27,6 @@ IN_PROCESS = [*IN_TORCH, *(f"{rows} cpu" for rows in FORMATS)]
 INTERPRETED = [f"{rows} triton" for rows in FORMATS]
 MIXED = [(1, 9), (4, 4), (3, 8), (1, 1), (0, 5), (5, 14), (1, 70), (20, 75)]  # (q_len, kv_len)
 A_FAULT = {"int8": -1, "int4": 255}  # bytes of these: a scale, or a step, that is NaN
-TIERS = {"kv_host_bytes": 2**28, "kv_always": True}
 
 
 @pytest.fixture(scope="module")
@@ -241,41 +237,3 @@ def test_a_kernel_keeps_its_name_and_what_it_checks(name):
     assert got.name == plain.name and type(got) is type(plain)
     with pytest.raises(ValueError, match="cache"):
         got(*windowed_case([(1, 9)], 4).inputs)
-
-
-# ---------------------------------------------------------------- an engine
-
-
-def answers(kv_dtype, **options):
-    """Return the answers of an engine over windows, cold and then warm."""
-    engine, found = windows(kv_dtype=kv_dtype, **options), []
-    for when in ("cold", "warm"):
-        requests = ask(engine, name=when)
-        drain(engine)
-        assert not any(request.error for request in requests), requests[0].error
-        found.append([request.output_ids for request in requests])
-    check_nothing_is_lost(engine)
-    return found
-
-
-IN_CHUNKS = SchedulerConfig(chunked_prefill_size=16, watermark=0.0)
-
-
-@pytest.mark.parametrize("kv_dtype", FORMATS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"kernel": "reference"},
-        {"kernel": "cpu"},
-        TIERS,
-        {"speculate": 4},
-        {"capture": no_graph},
-        {"scheduler_config": IN_CHUNKS, "num_blocks": 60},
-    ],
-    ids=["torch", "reference", "cpu", "tiers", "guesses", "padded", "tight"],
-)
-def test_rows_in_groups_give_the_same_answers_by_every_path(kv_dtype, options):
-    [cold, _] = answers(kv_dtype, enable_prefix_caching=False)
-    assert answers(kv_dtype, **options) == [cold, cold]
-    assert len(cold) == len(PROMPTS)
