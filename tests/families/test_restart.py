@@ -82,8 +82,10 @@ def test_a_damaged_record_of_any_kind_is_a_miss(model, kind, tmp_path):
 
 
 def another(model: Model) -> Model:
-    """Return another shape of the same family."""
-    return Model(model.family, list(model.row.shapes)[1], model.row, model.kv_dtype)
+    """Return the next shape of the same family."""
+    shapes = list(model.row.shapes)
+    shape = shapes[(shapes.index(model.shape) + 1) % len(shapes)]
+    return Model(model.family, shape, model.row, model.kv_dtype)
 
 
 @each_exact
