@@ -56,12 +56,15 @@ def random_model(seed: int = 0, **changes) -> CausalLM:
     return model
 
 
-def write_checkpoint(directory: Path, seed: int = 0, shard_size: str = "5GB", **changes) -> Path:
-    """Write a random Qwen3 to `directory` with transformers, with non-trivial biases and norm weights."""
+def write_checkpoint(
+    directory: Path, seed: int = 0, shard_size: str = "5GB", architecture: str = "Qwen3", **changes
+) -> Path:
+    """Write a random model to `directory` with transformers, with non-trivial biases and norm weights."""
     import transformers
 
     torch.manual_seed(seed)
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**BASE | changes))
+    config = getattr(transformers, f"{architecture}Config")(**BASE | changes)
+    model = getattr(transformers, f"{architecture}ForCausalLM")(config)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.data.uniform_(0.5, 1.5)

@@ -10,12 +10,11 @@ from mini_engine.assembly.build import build_engine
 from mini_engine.assembly.storage import planner
 from mini_engine.base.errors import UserError
 from mini_engine.engine.request import FinishReason
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.hybrid.plan import add_slots
 from mini_engine.hybrid.sizes import Slots, slots_in_budget
 from mini_engine.model.kinds import state_bytes
-from tests.l11.models import SELECTED, ask, both, check_nothing_is_lost, drain, first_logits, greedy, hybrid
+from tests.l11.models import SELECTED, ask, both, check_nothing_is_lost, drain, greedy, hybrid
 from tests.support import some_ids
 
 NEW = 12
@@ -81,15 +80,6 @@ def test_preempted_every_few_steps(family, caching):
     check_nothing_is_lost(engine)
 
 
-def test_a_pool_that_is_too_small_preempts_and_answers():
-    engine = hybrid(FAMILY, num_blocks=24, max_track_slots=3)
-    requests = ask(engine, [tuple(some_ids(40, 160, seed=i)) for i in range(4)], 40)
-    drain(engine)
-    assert engine.scheduler.num_preemptions > 0
-    check(FAMILY, requests, "in a small pool")
-    check_nothing_is_lost(engine)
-
-
 @pytest.mark.parametrize("family", [pytest.param("every fourth attends", marks=nightly), "one delta net, last"])
 def test_prompts_of_up_to_700_tokens(family):
     engine = hybrid(family, chunk=200, budget=256, checkpoint_interval=64)
@@ -99,59 +89,6 @@ def test_prompts_of_up_to_700_tokens(family):
         drain(engine)
         check(family, requests, name)
     assert all(request.num_cached_tokens > 400 for request in requests)
-
-
-@each_family
-def test_without_prefix_caching_nothing_is_kept(family):
-    engine = hybrid(family, enable_prefix_caching=False, chunk=33, budget=40)
-    for name in ("a", "b"):
-        requests = ask(engine, prompts_of(LENGTHS[3:7]), NEW, name)
-        drain(engine)
-        check(family, requests, name)
-        assert not any(request.num_cached_tokens for request in requests)
-    assert engine.scheduler.manager.blocks_by_state.cached == 0
-    check_nothing_is_lost(engine)
-
-
-@pytest.mark.parametrize("interval", [pytest.param(8, marks=nightly), 16, 24, pytest.param(32, marks=nightly)])
-def test_branches_of_one_prefix(interval):
-    """Prompts leave a common beginning inside a block and at its end; the later ones start from the branching point."""
-    trunk = tuple(some_ids(50, 160, seed=1))
-    prompts = [trunk[:cut] + tuple(some_ids(9, 160, seed=i)) for i, cut in enumerate((50, 50, 48, 50, 33, 33, 33))]
-    engine = hybrid(FAMILY, chunk=64, budget=64, checkpoint_interval=interval, max_track_slots=60)
-    for i, prompt in enumerate(prompts):
-        requests = ask(engine, [prompt], NEW, f"branch {i} ")
-        drain(engine)
-        check(FAMILY, requests, f"branch {i}, interval {interval}")
-        if i in (3, 6):
-            assert requests[0].num_cached_tokens == (48 if i == 3 else 32), (
-                "the second prompt that leaves the trunk here makes a checkpoint, and the third one finds it"
-            )
-    check_nothing_is_lost(engine)
-
-
-def test_a_chat_finds_its_earlier_turns():
-    engine, history = hybrid(FAMILY, checkpoint_interval=8), ()
-    for turn in range(4):
-        history += tuple(some_ids(21, 160, seed=turn))
-        [request] = ask(engine, [history], NEW, f"turn {turn} ")
-        drain(engine)
-        check(FAMILY, [request], f"turn {turn}")
-        if turn:
-            assert request.num_cached_tokens >= len(history) - 21 - NEW, "the last answer's prompt must be found"
-        history += tuple(request.output_ids)
-
-
-def test_an_answer_is_checkpointed_too():
-    """Every interval of the answer: the next turn of a chat does not compute it again."""
-    engine = hybrid(FAMILY, checkpoint_interval=16)
-    prompt = tuple(some_ids(10, 160))
-    [request] = ask(engine, [prompt], 60)
-    drain(engine)
-    [later] = ask(engine, [prompt + tuple(request.output_ids) + (5,)], NEW, "later ")
-    drain(engine)
-    assert later.num_cached_tokens == 64
-    check(FAMILY, [later], "behind its own answer")
 
 
 def test_twins_wait_for_the_checkpoint_and_start_from_it():
@@ -194,36 +131,6 @@ def test_an_abort_in_mid_step_leaves_nothing_behind():
     drain(engine)
     assert first.finish_reason == FinishReason.ABORT
     check(FAMILY, [second], "behind an aborted request")
-
-
-def test_a_prompt_s_own_log_probabilities_are_told():
-    engine, prompt = hybrid(FAMILY, chunk=16), some_ids(41, 160)
-    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0)
-    told, beside = engine.add_request("told", prompt, params), ask(engine, [prompt], NEW)
-    drain(engine)
-    scores = first_logits(FAMILY, prompt)[1].log_softmax(-1)
-    want = [float(scores[i, token]) for i, token in enumerate(prompt[1:])]
-    assert [one.chosen for one in told.prompt_logprobs] == pytest.approx(want, abs=1e-4)
-    check(FAMILY, beside, "beside a request that is told its prompt's log probabilities")
-
-
-def test_a_failed_step_frees_its_slots():
-    engine = hybrid(FAMILY)
-    requests = ask(engine, prompts_of(LENGTHS[:3]), NEW)
-    inner = engine.runner.run
-
-    def fail(chunks):
-        inner(chunks)  # half of the layers' states may be those after the step
-        engine.runner.run = inner
-        raise MemoryError("no memory for the logits")
-
-    engine.runner.run = fail
-    drain(engine)
-    assert all(request.finish_reason == FinishReason.ERROR for request in requests)
-    check_nothing_is_lost(engine)
-    again = ask(engine, prompts_of(LENGTHS[:3]), NEW, "again")
-    drain(engine)
-    check(FAMILY, again, "after a failed step")
 
 
 def test_more_requests_than_slots_wait_their_turn():

@@ -11,7 +11,6 @@ from mini_engine.assembly.build import build_engine
 from mini_engine.assembly.layout import kv_shape
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
-from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.hybrid.fast import hybrid_decoder, native_step_for
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.native import Gates, Half, NativeStep, StepSizes
@@ -19,8 +18,7 @@ from mini_engine.hybrid.store import HybridKv
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.layers import speed_up
 from tests.l9.test_native_structs import PACKAGE, fields_in_cpp, kind_of
-from tests.l11.models import SELECTED, ask, both, check_nothing_is_lost, drain, greedy
-from tests.support import some_ids
+from tests.l11.models import SELECTED, both
 
 NEW = 12
 speed_up_hybrid = partial(speed_up, decoder=hybrid_decoder)
@@ -148,22 +146,6 @@ def test_a_foreign_slot_is_refused_before_anything_is_written():
         qkv = torch.randn(2, config.conv_dim)
         fast._step(0, weight, qkv, torch.zeros(2, heads), torch.zeros(2, heads), *[torch.tensor([1, 7])] * 2)
     assert torch.equal(fast.states.recurrent_state, before)
-
-
-@each_family
-@pytest.mark.parametrize("backend", ["packed", "torch"])
-def test_tokens_of_a_fast_model_equal_hugging_face_s(family, backend):
-    model = copy.deepcopy(both(family)[0])
-    limits = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=40, chunked_prefill_size=33)
-    engine = build_engine(
-        model, backend=backend, block_size=8, num_blocks=300, scheduler_config=limits, checkpoint_interval=32
-    )
-    prompts = [tuple(some_ids(length, 160, seed=length)) for length in (1, 2, 7, 31, 33, 65)]
-    for name in ("cold", "warm"):
-        requests = ask(engine, prompts, NEW, name)
-        drain(engine)
-        assert [r.output_ids for r in requests] == [greedy(family, prompt, NEW) for prompt in prompts], name
-    check_nothing_is_lost(engine)
 
 
 def test_a_fast_model_is_not_packed_twice_and_an_unknown_backend_is_refused():

@@ -1,4 +1,4 @@
-"""Lesson 11. Replayed decode steps: the same tokens, and padding rows that touch no request's state."""
+"""Lesson 11. Recorded decode steps: the same tokens."""
 
 import pytest
 
@@ -6,7 +6,6 @@ from lessons.l10_device.loop import generate_on_device
 from mini_engine.assembly.build import build_engine
 from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.runner import ModelRunner
-from mini_engine.gpu.graphs import no_graph
 from mini_engine.kv import pool_maker
 from tests.l10.gpu_helpers import Counting, TapeCapture, masked_attention
 from tests.l11.models import ask, both, check_nothing_is_lost, drain, greedy, hybrid
@@ -37,9 +36,8 @@ def replaying(capture):
     return engine, counting
 
 
-@pytest.mark.parametrize("make_capture", [lambda: no_graph, TapeCapture], ids=["padded", "recorded"])
-def test_tokens_equal_hugging_face_s_and_behind_checkpoints_too(make_capture):
-    engine, counting = replaying(make_capture())
+def test_recorded_steps_give_hugging_face_s_tokens_and_behind_checkpoints_too():
+    engine, counting = replaying(TapeCapture())
     prompts = [tuple(some_ids(length, 160, seed=length)) for length in LENGTHS]
     for name in ("cold", "warm"):
         requests = ask(engine, prompts, NEW, name)
@@ -51,18 +49,6 @@ def test_tokens_equal_hugging_face_s_and_behind_checkpoints_too(make_capture):
     states = engine.runner.pool.states
     states.recurrent_state.nan_to_num_(0)  # slots that were never handed out
     check_nothing_is_lost(engine)
-
-
-def test_padding_rows_advance_slot_0_only():
-    engine, _ = replaying(no_graph)
-    requests = ask(engine, [tuple(some_ids(length, 160)) for length in (3, 5, 6)], NEW)
-    while any(len(request.output_ids) < 3 for request in requests):
-        engine.step()
-    memory = engine.scheduler.manager.coordinator.memory
-    states = memory.states
-    touched = {memory.slots_of(request.id)[0] for request in requests} | states.held_track_slots
-    others = [slot for slot in range(1, states.num_slots) if slot not in touched]
-    assert states.recurrent_state[:, others].isnan().all(), "three requests fill a size of four"
 
 
 def test_a_captured_device_loop_gives_the_same_tokens():

@@ -14,7 +14,6 @@ from mini_engine.attention.dense import causal_attention
 from mini_engine.families.lfm3 import FAMILY
 from mini_engine.model.kinds import State, Window
 from tests.support import BASE as DENSE
-from tests.support import hf_greedy
 
 BASE: dict[str, Any] = DENSE | dict(pad_token_id=0, bos_token_id=1, eos_token_id=None, tie_word_embeddings=True)
 LETTERS = {"C": "conv", "S": "sliding_attention", "F": "full_attention"}
@@ -78,12 +77,6 @@ def hugging_face(shape: str):
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(checkpoint(shape), dtype=torch.float32).eval()
-
-
-@functools.cache
-def greedy(shape: str, prompt: tuple[int, ...], max_new_tokens: int) -> list[int]:
-    """Return Hugging Face's answer to a prompt on its own; each is computed once per run."""
-    return hf_greedy(hugging_face(shape), list(prompt), max_new_tokens)
 
 
 class OneSequence:

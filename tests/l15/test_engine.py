@@ -1,9 +1,6 @@
-"""Lesson 15. Every token equals Hugging Face's: batched, in chunks, preempted, behind a prefix or a tombstone."""
-
-import random
+"""Lesson 15. Every token equals Hugging Face's: batched, behind a prefix, and with holes where windows have been."""
 
 import pytest
-import torch
 
 from mini_engine.assembly.layout import kv_shape
 from mini_engine.base.errors import UserError
@@ -60,65 +57,6 @@ def test_the_window_changes_what_is_said():
     assert sum(a != b for a, b in zip(with_window, without, strict=True)) >= 5, "most answers differ"
 
 
-@each_family
-@pytest.mark.parametrize("chunk", ["1", "W", "W + 1", *(pytest.param(size, marks=nightly) for size in ("W - 1", "7"))])
-def test_in_chunks_beside_decodes(family, chunk):
-    size = max(1, eval(chunk, {"W": family[1]}))
-    prompts = prompts_of(family[1]) if size > 1 else prompts_of(family[1])[:7]
-    engine = engine_of(*family, chunk=size, budget=max(16, size))
-    requests = ask(engine, prompts)
-    drain(engine)
-    check(family, requests, f"in chunks of {size}")
-    check_nothing_is_lost(engine)
-
-
-@pytest.mark.parametrize("caching", [False, True])
-@each_family
-def test_preempted_every_few_steps(family, caching):
-    engine, chance = engine_of(*family, chunk=16, budget=24, enable_prefix_caching=caching), random.Random(0)
-    requests = ask(engine, prompts_of(family[1]))
-    while engine.has_unfinished:
-        engine.step()
-        if chance.random() < 0.3 and engine.scheduler.running:
-            engine.scheduler.preempt(chance.choice(engine.scheduler.running))
-    assert engine.scheduler.num_preemptions >= 3
-    check(family, requests, "preempted")
-    check_nothing_is_lost(engine)
-
-
-@reference
-@each_family
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=nightly) for size in (1, 16))])
-def test_any_block_size_in_a_pool_that_is_nearly_too_small(family, size):
-    letters, window = family
-    prompts = [ids for ids in prompts_of(window) if len(ids) <= 3 * window + 5][-5:]
-    groups = len(letters) // max(1, letters.count("F")) + 1
-    longest = -(-(max(map(len, prompts)) + 12) // size)
-    engine = engine_of(*family, chunk=9, budget=12, block_size=size, num_blocks=2 + longest * (1 + groups))
-    for name in ("cold", "warm"):
-        requests = ask(engine, prompts, name=name)
-        drain(engine)
-        check(family, requests, f"{name}, blocks of {size}")
-    check_nothing_is_lost(engine)
-
-
-def test_behind_tombstones():
-    family = ("SSFS", 7)
-    engine, ids = engine_of(*family), tuple(some_ids(130, 160, seed=130))
-    manager = engine.scheduler.manager
-    memory = manager.coordinator.memory
-    lengths = []
-    for turn in range(6):
-        [request] = ask(engine, [ids], name=f"turn {turn}")
-        drain(engine)
-        check(family, [request], f"with {turn} tombstones")
-        lengths.append(request.num_cached_tokens)
-        blocks = manager.coordinator.prefixes.tree.prefix(list(ids))
-        memory.kept.drop(blocks[15 - 3 * turn])  # the last usable block, and blocks further and further ahead
-    assert lengths[0] == 0 and lengths[1] == 120 and all(length > 100 for length in lengths[1:]), lengths
-    check_nothing_is_lost(engine)
-
-
 @pytest.mark.parametrize("caching", [False, True])
 def test_no_layer_reads_a_hole(caching):
     """The null block is filled with NaN after each step, padding rows or not."""
@@ -130,31 +68,6 @@ def test_no_layer_reads_a_hole(caching):
             layer[0] = float("nan")
         engine.step()
     check(family, requests, "with NaN in the null block")
-
-
-@reference
-def test_aborts_leave_nothing_behind():
-    family, chance = ("SSFS", 7), random.Random(1)
-    engine = engine_of(*family, chunk=9, budget=16)
-    requests = ask(engine, prompts_of(7) * 2)
-    while engine.has_unfinished:
-        engine.step()
-        if chance.random() < 0.2 and engine.scheduler.requests:
-            engine.abort(chance.choice(list(engine.scheduler.requests)))
-    check(family, [request for request in requests if request.finish_reason == "length"], "beside aborts")
-    check_nothing_is_lost(engine)
-
-
-@reference
-def test_a_step_that_fails_frees_the_windows_of_its_requests():
-    engine = engine_of("SSFS", 7)
-    [request] = ask(engine, [prompts_of(7)[-1]])
-    engine.step()
-    run, engine.runner.run = engine.runner.run, lambda chunks: 1 / 0
-    engine.step()
-    engine.runner.run = run
-    assert request.finish_reason == "error"
-    check_nothing_is_lost(engine)
 
 
 def test_more_requests_run_at_once_than_with_a_table_for_everything():
@@ -174,29 +87,3 @@ def test_a_request_that_can_never_fit_is_refused_with_what_its_windows_need():
     engine = engine_of("SSFS", 7, num_blocks=20)
     with refused(UserError, "28 8 19"):
         engine.add_request("r", some_ids(50, 160), SamplingParams(temperature=0, max_tokens=5))
-
-
-@nightly
-@pytest.mark.parametrize("backend", ["reference", "torch", "packed"])
-@pytest.mark.parametrize("kernel", ["reference", "blockwise", "torch", "cpu"])
-@each_family
-def test_every_kernel_under_all_layers(family, kernel, backend):
-    engine = engine_of(*family, kernel=kernel, backend=backend, chunk=33, budget=64)
-    for name in ("cold", "warm"):
-        requests = ask(engine, prompts_of(family[1]), name=name)
-        drain(engine)
-        check(family, requests, f"{name}, kernel {kernel}, {backend} layers")
-
-
-@reference
-@torch.inference_mode()
-def test_logits_equal_hugging_faces():
-    family, ids = ("SSFS", 7), some_ids(60, 160)
-    engine = engine_of(*family, chunk=13, budget=16)
-    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-    request = engine.add_request("r", ids, params)
-    drain(engine)
-    theirs = hugging_face(*family)(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-    expected = theirs[torch.arange(59), torch.tensor(ids[1:])]
-    got = torch.tensor([one.chosen for one in request.prompt_logprobs])
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)

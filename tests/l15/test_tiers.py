@@ -18,7 +18,6 @@ from mini_engine.tiers.tiers import Tiers
 from tests.l15.cells import GROUPS, MOST, POOL, Cells, connected, served
 from tests.l15.pocket import (
     BLOCK,
-    LENGTHS,
     PROMPTS,
     ask,
     check_answers,
@@ -30,7 +29,6 @@ from tests.l15.pocket import (
 from tests.support import some_ids, thorough
 
 pytestmark = pytest.mark.reference  # no task is about this
-WHOLE = [(length - 1) // BLOCK * BLOCK for length in LENGTHS]
 LONG = PROMPTS[-1]
 REACH = 3  # blocks that a window of 23 needs before a token
 
@@ -60,29 +58,6 @@ def lose(store, tokens, index):
     store.tiers.host.num_bytes -= record.num_bytes
 
 
-# ---------------------------------------------------------------- the tokens are Hugging Face's
-
-
-def test_evicted_windows_come_back_from_host_memory():
-    engine = with_tiers()
-    assert answered(engine, "cold") == [0, 0, 0, 0]
-    prefixes_of(engine).clear()
-    assert answered(engine, "from the host") == WHOLE, "up to the last whole block of each prompt"
-    check_nothing_is_lost(engine)
-
-
-def test_a_new_engine_on_the_same_directory_begins_with_the_windows_of_the_last(tmp_path):
-    first = with_tiers(tmp_path)
-    answered(first, "cold")
-    store_of(first).tiers.close()
-    second = with_tiers(tmp_path)
-    assert answered(second, "from the disk") == WHOLE
-    restored = store_of(second).restored_tokens
-    assert answered(second, "from the tree") == WHOLE, "what came back is in the tree, windows included"
-    assert store_of(second).restored_tokens == restored, "the tree has it: nothing is copied"
-    check_nothing_is_lost(second)
-
-
 def test_the_writer_has_room_for_the_windows_of_a_long_prompt(tmp_path):
     """59 blocks in one step: as many records of windows, and none of them is dropped."""
     first, prompt = with_tiers(tmp_path), tuple(some_ids(473, 2000))
@@ -101,16 +76,6 @@ def test_behind_windows_that_were_lost_a_request_begins_earlier(lost, found):
     assert answered(engine, "without one", [LONG]) == [found * BLOCK], (
         f"a window reaches over {REACH} blocks: without that of block {lost}, a request can begin behind {found}"
     )
-    check_nothing_is_lost(engine)
-
-
-def test_the_tiers_go_on_where_the_tree_ends():
-    engine = with_tiers()
-    answered(engine, "cold", [LONG])
-    prefixes_of(engine).tree.evict(8)
-    assert prefixes_of(engine).peek(LONG, None, {}).num_tokens < 16 * BLOCK, "the tree has only the beginning"
-    assert answered(engine, "tree and tiers", [LONG]) == [16 * BLOCK]
-    assert 0 < store_of(engine).restored_tokens < 16 * BLOCK, "the tree's blocks are not copied again"
     check_nothing_is_lost(engine)
 
 
@@ -135,37 +100,6 @@ def test_where_the_tree_has_lost_its_windows_the_tiers_have_them():
     kept.evict(1000)
     assert not kept.companions and prefixes_of(engine).peek(LONG, None, {}).num_tokens == 0
     assert answered(engine, "tombstones", [LONG]) == [16 * BLOCK], "a tombstone is no reason to compute a prompt again"
-    check_nothing_is_lost(engine)
-
-
-def test_a_damaged_window_is_a_miss_and_is_written_again(tmp_path):
-    first = with_tiers(tmp_path)
-    answered(first, "cold", [LONG])
-    tiers = store_of(first).tiers
-    tiers.close()
-    prefix = store_of(first).prefix(key_of(LONG), None, BLOCK * TOKEN_BYTES)
-    path = tiers.disk.path(item_key(prefix.keys[15], Kind.WINDOW))
-    content = bytearray(path.read_bytes())
-    content[-100] ^= 1
-    path.write_bytes(content)
-    second = with_tiers(tmp_path)
-    assert answered(second, "beside damage", [LONG]) == [0], "blocks without their windows are no use"
-    assert store_of(second).tiers.disk.counts["damaged"] == 1
-    store_of(second).tiers.close()
-    third = with_tiers(tmp_path)
-    assert answered(third, "computed again", [LONG]) == [16 * BLOCK], "a new record has taken the place of the bad one"
-
-
-def test_a_preempted_request_comes_back_from_the_tiers():
-    engine, chance = with_tiers(), random.Random(0)
-    requests = ask(engine)
-    while engine.has_unfinished:
-        engine.step()
-        if chance.random() < 0.5 and engine.scheduler.running:
-            engine.scheduler.preempt(chance.choice(engine.scheduler.running))
-            prefixes_of(engine).tree.evict(100)
-    check_answers(requests, "preempted")
-    assert engine.scheduler.num_preemptions and store_of(engine).restored_tokens
     check_nothing_is_lost(engine)
 
 

@@ -1,6 +1,5 @@
-"""Lesson 16. Every token equals Hugging Face's: batched, in chunks, preempted, behind a prefix, expanded, absorbed."""
+"""Lesson 16. An engine reads latents in two ways, expanded and absorbed: the tokens are Hugging Face's by both."""
 
-import random
 from collections import Counter
 
 import pytest
@@ -12,19 +11,14 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.latents import reading, store
 from tests.l16.models import (
     FAMILIES,
-    FIRST,
-    FOUND,
     LONG,
-    NEW,
     PROMPTS,
     answered,
     ask,
     check_answers,
-    check_nothing_is_lost,
     drain,
     each_kernel,
     greedy,
-    hugging_face,
     latents,
     load,
     model,
@@ -34,7 +28,6 @@ from tests.support import refused, some_ids
 
 pytestmark = pytest.mark.reference
 nightly = pytest.mark.nightly
-each_family = pytest.mark.parametrize("family", FAMILIES)
 WAYS = {"expanded": lambda config, q_len, kv_len: True, "absorbed": lambda config, q_len, kv_len: False}
 
 
@@ -56,78 +49,10 @@ def ways(monkeypatch):
     return counts
 
 
-@each_family
-def test_batched_and_then_behind_their_own_latents(family):
-    engine = latents(family)
-    assert answered(engine, "cold", family=family) == [0] * len(PROMPTS)
-    assert answered(engine, "warm", family=family) == FOUND, (
-        "of a prompt that comes again, only the last block is computed"
-    )
-    check_nothing_is_lost(engine)
-
-
 def test_what_sets_the_families_apart_changes_what_is_said():
-    """Otherwise the test above would pass with an engine that ignores it."""
+    """Otherwise tests of these families would pass with a model that ignores it."""
     said = [tuple(greedy(LONG, family)) for family in FAMILIES]
     assert len(set(said)) == len(FAMILIES)
-
-
-@pytest.mark.parametrize("family", [FIRST, *(pytest.param(name, marks=nightly) for name in FAMILIES if name != FIRST)])
-@each_kernel
-def test_every_kernel_in_chunks(family, kernel):
-    engine = latents(family, kernel=kernel, chunk=33, budget=64)
-    answered(engine, "cold", family=family)
-    answered(engine, "warm", family=family)
-
-
-def test_alone_and_uncached():
-    engine = latents(enable_prefix_caching=False)
-    for prompt in PROMPTS:
-        assert answered(engine, "alone", [prompt]) == [0]
-    check_nothing_is_lost(engine)
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 16])
-def test_in_chunks_beside_decodes(chunk):
-    engine = latents(chunk=chunk, budget=max(24, chunk))
-    answered(engine, "in chunks", PROMPTS if chunk > 1 else PROMPTS[:4])
-    check_nothing_is_lost(engine)
-
-
-@pytest.mark.parametrize("caching", [False, True])
-def test_preempted_every_few_steps(caching):
-    engine, chance = latents(chunk=16, budget=24, enable_prefix_caching=caching), random.Random(0)
-    requests = ask(engine)
-    while engine.has_unfinished:
-        engine.step()
-        if chance.random() < 0.3 and engine.scheduler.running:
-            engine.scheduler.preempt(chance.choice(engine.scheduler.running))
-    assert engine.scheduler.num_preemptions >= 3
-    check_answers(requests, "preempted")
-    check_nothing_is_lost(engine)
-
-
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=nightly) for size in (1, 16))])
-def test_any_block_size_in_a_pool_that_is_nearly_too_small(size):
-    longest = -(-(len(LONG) + NEW) // size)
-    engine = latents(chunk=9, budget=24, block_size=size, num_blocks=2 + longest)
-    for when in ("cold", "warm"):
-        answered(engine, f"{when}, blocks of {size}")
-    check_nothing_is_lost(engine)
-
-
-@pytest.mark.parametrize("common", [3, 16, 100, 129])
-def test_behind_a_part_of_another_prompt(common):
-    """What they have in common ends between two blocks or within one, of which the new request has its own."""
-    engine = latents()
-    answered(engine, "first", [LONG])
-    other = (*LONG[:common], *some_ids(20, 160, seed=common))
-    assert answered(engine, "second", [other]) == [common // 8 * 8]
-    assert answered(engine, "both again", [LONG, other]) == [128, (len(other) - 1) // 8 * 8]
-    check_nothing_is_lost(engine)
-
-
-# ---------------------------------------------------------------- two ways to read
 
 
 def test_steps_in_which_some_sequences_are_expanded_and_others_absorbed(ways):
@@ -180,32 +105,7 @@ def test_nothing_reads_what_was_not_written(way, kernel, monkeypatch):
     check_answers(requests, "with NaN in the null block")
 
 
-@pytest.mark.parametrize("family", ["yarn", pytest.param(FIRST, marks=nightly)])
-@torch.inference_mode()
-def test_log_probabilities_equal_hugging_faces(family):
-    engine, ids = latents(family, chunk=13, budget=16), PROMPTS[-2]
-    [request] = ask(engine, [ids], 1, prompt_logprobs=0)
-    drain(engine)
-    theirs = hugging_face(family)(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-    expected = theirs[torch.arange(len(ids) - 1), torch.tensor(ids[1:])]
-    got = torch.tensor([one.chosen for one in request.prompt_logprobs])
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-
-
-# ---------------------------------------------------------------- what ends early, and what is refused
-
-
-def test_aborts_leave_nothing_behind():
-    engine, chance = latents(chunk=9, budget=24), random.Random(1)
-    requests = ask(engine, PROMPTS * 2)
-    while engine.has_unfinished:
-        engine.step()
-        if chance.random() < 0.2 and engine.scheduler.requests:
-            engine.abort(chance.choice(list(engine.scheduler.requests)))
-    whole = [request for request in requests if request.finish_reason == "length"]
-    assert 0 < len(whole) < len(requests)
-    check_answers(whole, "beside aborts")
-    check_nothing_is_lost(engine)
+# ---------------------------------------------------------------- sizes, and what is refused
 
 
 def test_more_tokens_fit_in_the_same_memory():

@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from mini_engine.attention.registry import load_kernel
-from mini_engine.gpu.graphs import no_graph
 from mini_engine.latents import reading, store
 from mini_engine.latents.reading import expanded_attention
 from mini_engine.quantized.formats import FORMATS, INT4, INT8
 from mini_engine.quantized.pool import RowKvPool, bytes_per_token
 from mini_engine.tiers.blocks import BlockBytes
-from tests.l16.models import BLOCK, LONG, ask, check_nothing_is_lost, drain, latents, model, needs_kernel
+from tests.l16.models import BLOCK, LONG, ask, check_nothing_is_lost, drain, latents, model
 from tests.l16.small import HEADS, NOPE, RANK, ROPE, V, attention, close, config_of, pool_of, randoms
 
 pytestmark = pytest.mark.reference  # no task is about this
@@ -63,24 +62,6 @@ def answers(kv_dtype, **options):
 
 
 @pytest.mark.parametrize("kv_dtype", FORMATS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"kernel": "reference"},
-        pytest.param({"kernel": "cpu"}, marks=needs_kernel),
-        TIERS,
-        {"speculate": 4},
-        {"capture": no_graph},
-    ],
-    ids=["torch", "reference", "cpu", "tiers", "guesses", "padded"],
-)
-def test_rows_of_latents_give_the_same_answers_by_every_path(kv_dtype, options):
-    [cold, _] = answers(kv_dtype, enable_prefix_caching=False)
-    assert answers(kv_dtype, **options) == [cold, cold]
-
-
-@pytest.mark.parametrize("kv_dtype", FORMATS)
 def test_expanded_and_absorbed_read_the_same_rows(kv_dtype, monkeypatch):
     monkeypatch.setattr(reading, "PIECE", 16)
     found = []
@@ -97,13 +78,3 @@ def test_a_record_is_a_block_of_rows(kv_dtype, each):
     drain(engine)
     records = engine.scheduler.manager.coordinator.connector.block_store.tiers.host.records.values()
     assert {len(record.payload) for record in records} == {3 * BLOCK * each}
-
-
-@pytest.mark.parametrize("first, second", [("auto", "int8"), ("int8", "int4"), ("int4", "int8")])
-def test_records_of_another_kv_dtype_are_not_found(tmp_path, first, second):
-    for kv_dtype in (first, second):
-        engine = latents(kv_dtype=kv_dtype, kv_cache_dir=tmp_path, **TIERS)
-        [request] = ask(engine, [LONG])
-        drain(engine)
-        engine.scheduler.manager.coordinator.connector.block_store.tiers.close()
-    assert not request.error and request.num_cached_tokens == 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mini_engine.assembly.build import build_engine, over_ranks
+from mini_engine.assembly.build import over_ranks
 from mini_engine.assembly.choices import identity_of
 from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.attention.registry import load_kernel
@@ -16,8 +16,6 @@ from mini_engine.distributed.tensor_parallel.messages import Memory, PoolSize, R
 from mini_engine.distributed.tensor_parallel.pools import SharedPools
 from mini_engine.distributed.tensor_parallel.shard import share_of, shared_by
 from mini_engine.engine.runner import Step
-from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.gpu.graphs import no_graph
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.latents.store import LatentKv
 from mini_engine.quantized.formats import INT8
@@ -27,20 +25,16 @@ from tests.l16.models import (
     FAMILIES,
     FOUND,
     answered,
-    ask,
-    check_nothing_is_lost,
     checkpoint,
-    drain,
     latents,
     load,
     model,
 )
-from tests.l18.ranks import Wire, engine_over, follow, in_threads, part, started
+from tests.l18.ranks import Wire, engine_over, follow, in_threads, part
 from tests.l18.test_steps import Noting
 from tests.support import must_raise, refused, some_ids
 
 pytestmark = pytest.mark.reference
-nightly = pytest.mark.nightly
 OPTIONS = {"num_blocks": 200, "block_size": 8, "backend": "reference", "kernel": "torch"}
 TIERS = {"kv_host_bytes": 2**28, "kv_always": True}
 BLOCKS = [3, 1]
@@ -173,64 +167,3 @@ def test_a_rank_s_memory_holds_no_more_tokens_than_that_of_one_process():
     assert pool.num_blocks == latents(num_blocks=None, kv_bytes=2**20).runner.pool.num_blocks
     [size] = [message for message in wire.sent if isinstance(message, PoolSize)]
     assert size.num_blocks == pool.num_blocks and pool.K[0].shape[2] == 1, "latents have no heads to share"
-
-
-@pytest.mark.parametrize("capture", [None, no_graph], ids=["eager", "padded"])
-def test_another_rank_reads_latents_by_a_store_of_its_own(capture):
-    wire, other = Wire(model()), NotingLatents()
-    engine = engine_over(wire, capture=capture, scheduler_config=SchedulerConfig(max_num_seqs=8), **OPTIONS)
-    assert answered(engine, "cold") == [0] * len(FOUND) and answered(engine, "warm") == FOUND
-    follow(wire.sent, other)
-    assert [type(pool) for pool in other.pools] == [LatentKv]
-
-
-# ---------------------------------------------------------------- processes
-
-
-@nightly
-@pytest.mark.parametrize("backend", ["reference", "torch", "packed"])
-def test_two_processes_give_hugging_face_s_tokens(tmp_path, backend):
-    with started(checkpoint(), backend=backend) as ranks:
-        engine = engine_over(ranks, num_blocks=300, block_size=8)
-        assert engine.runner.pool.bytes == latents().runner.pool.bytes, "each rank has all latents"
-        assert answered(engine, "cold") == [0] * len(FOUND) and answered(engine, "warm") == FOUND
-        check_nothing_is_lost(engine)
-
-        tight = SchedulerConfig(watermark=0.0, chunked_prefill_size=16)
-        answered(engine_over(ranks, num_blocks=20, block_size=8, scheduler_config=tight), "in a small pool")
-        limits = SchedulerConfig(max_num_seqs=8)
-        engine = engine_over(ranks, capture=no_graph, num_blocks=300, block_size=8, scheduler_config=limits)
-        answered(engine, "padded")
-        engine = engine_over(ranks, num_blocks=300, block_size=8, speculate=4)
-        for when in ("with guesses", "with better guesses"):
-            answered(engine, when)
-        check_nothing_is_lost(engine)
-
-
-@nightly
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-def test_what_two_processes_kept_one_brings_back_and_the_other_way_round(tmp_path, kv_dtype):
-    def answers(engine, found):
-        requests = ask(engine)
-        drain(engine)
-        assert not any(request.error for request in requests)
-        assert [request.num_cached_tokens for request in requests] == found
-        engine.scheduler.manager.coordinator.connector.block_store.tiers.close()
-        return [request.output_ids for request in requests]
-
-    def alone(folder):
-        return build_engine(load(), **OPTIONS | TIERS, kv_cache_dir=folder, kv_dtype=kv_dtype)
-
-    first, second, nothing = tmp_path / "first", tmp_path / "second", [0] * len(FOUND)
-    with started(checkpoint()) as ranks:
-        said = answers(with_tiers(ranks, kv_cache_dir=first, kv_dtype=kv_dtype), nothing)
-        assert answers(alone(first), FOUND) == said, "two wrote, one reads"
-        assert answers(alone(second), nothing) == said
-        assert answers(with_tiers(ranks, kv_cache_dir=second, kv_dtype=kv_dtype), FOUND) == said, "one wrote, two read"
-
-
-@nightly
-def test_queries_without_a_latent_are_cut_too():
-    family = "yarn without mscale, plain"
-    with started(checkpoint(family)) as ranks:
-        answered(engine_over(ranks, num_blocks=300, block_size=8), "two ranks", family=family)

@@ -4,22 +4,11 @@ import pytest
 import torch
 
 from mini_engine.model.kinds import State
-from tests.l15.lfm3 import SHAPES, checkpoint, load, logits
-from tests.l18.ranks import in_threads, part
-from tests.support import some_ids
+from tests.l15.lfm3 import checkpoint, load
+from tests.l18.ranks import part
 
 pytestmark = pytest.mark.reference  # no task is about this
 PUBLISHED = "as published"
-DIVIDED = [name for name, (_, _, changes) in SHAPES.items() if changes.get("num_key_value_heads") != 1]
-
-
-@pytest.mark.parametrize("shape", DIVIDED)
-@pytest.mark.parametrize("backend", ["reference", "auto"])
-def test_two_ranks_compute_the_same(shape, backend):
-    ids = some_ids(30, 160, seed=3)
-    want = logits(load(shape), ids, (17,))
-    for got in in_threads(checkpoint(shape), 2, backend, lambda model: logits(model, ids, (17,))):
-        torch.testing.assert_close(got, want, atol=3e-4, rtol=0.0)
 
 
 def test_ranks_share_the_channels_of_convolutions():

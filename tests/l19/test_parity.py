@@ -9,7 +9,6 @@ from mini_engine import LLM
 from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.handover.opening import workers_of
-from mini_engine.kv.connector import TierStats
 from tests.l18.ends import wait_for
 from tests.l19.ends import (
     ASKED,
@@ -36,7 +35,7 @@ def opened(name="pocket", **options):
     return LLM(shipped_checkpoint(name), dtype="float32", device="cpu", **OPTIONS | ASKED | options)
 
 
-def wanted(name="pocket", prompts=PROMPTS):
+def wanted(prompts=PROMPTS, name="pocket"):
     return [expected(name, tuple(prompt)) for prompt in prompts]
 
 
@@ -72,7 +71,7 @@ def test_a_worker_s_k_and_v_give_the_same_tokens():
         fills = Fills(receiving(llm.engine).transfers)
         requests = ask(llm.engine, PROMPTS[-1:])
         drain(llm.engine)
-        assert [request.output_ids for request in requests] == wanted(prompts=PROMPTS[-1:])
+        assert [request.output_ids for request in requests] == wanted(PROMPTS[-1:])
         assert requests[0].num_cached_tokens == (len(PROMPTS[-1]) - 1) // BLOCK * BLOCK, (
             "only its end was computed here"
         )
@@ -85,38 +84,35 @@ def test_a_worker_s_k_and_v_give_the_same_tokens():
     assert not any(process.is_alive() for process in processes), "workers end with the LLM"
 
 
-@pytest.fixture(scope="module", params=["pocket", "pocket-hybrid", "pocket-windows", "pocket-latent"])
-def named(request):
-    with opened(request.param) as llm:
-        yield request.param, llm.engine
+@pytest.fixture(scope="module")
+def llm():
+    with opened() as llm:
+        yield llm
 
 
 @pytest.fixture
-def clean(named):
-    """A model's engine whose caches are empty on the receiver's side; on the sender's they are not."""
-    name, engine = named
-    engine.scheduler.manager.coordinator.clear()
-    yield name, engine
-    check_nothing_is_held(engine)
+def engine(llm):
+    """An engine whose caches are empty on the receiver's side; on the sender's they are not."""
+    llm.engine.scheduler.manager.coordinator.clear()
+    yield llm.engine
+    check_nothing_is_held(llm.engine)
 
 
 @nightly
-def test_alone(clean):
-    name, engine = clean
+def test_alone(engine):
     for prompt in PROMPTS:
         before = events(engine)
-        assert answers(engine, [prompt], name=fresh()) == wanted(name, [prompt])
+        assert answers(engine, [prompt], name=fresh()) == wanted([prompt])
         found = moved(before, events(engine))
         assert (found["transfers"], found["fallbacks"], found["losses"]) == (1, 0, 0)
         assert found["tokens"] == (len(prompt) - 1) // BLOCK * BLOCK and found["bytes"]
 
 
 @nightly
-def test_tokens_are_hugging_face_s(clean):
+def test_tokens_are_hugging_face_s(engine):
     from transformers import AutoModelForCausalLM
 
-    name, engine = clean
-    theirs = AutoModelForCausalLM.from_pretrained(shipped_checkpoint(name), dtype=torch.float32).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(shipped_checkpoint("pocket"), dtype=torch.float32).eval()
     found = theirs.generation_config.eos_token_id
     ends = found if isinstance(found, list) else [found]
     want = [hf_greedy(theirs, list(prompt), NEW) for prompt in PROMPTS]
@@ -125,8 +121,7 @@ def test_tokens_are_hugging_face_s(clean):
 
 
 @nightly
-def test_mixed_with_running_answers(clean):
-    name, engine = clean
+def test_mixed_with_running_answers(engine):
     first = ask(engine, PROMPTS[:1], 40, fresh())
     while not first[0].output_ids:
         engine.step()
@@ -136,37 +131,34 @@ def test_mixed_with_running_answers(clean):
         engine.step()
     assert first[0].is_finished or len(first[0].output_ids) > ahead, "a running answer goes on meanwhile"
     drain(engine)
-    assert [request.output_ids for request in others] == wanted(name, PROMPTS[1:])
-    assert first[0].output_ids == expected(name, PROMPTS[0], 40)
+    assert [request.output_ids for request in others] == wanted(PROMPTS[1:])
+    assert first[0].output_ids == expected("pocket", PROMPTS[0], 40)
 
 
 @nightly
-def test_with_prefixes_cached_on_both_sides(clean):
-    name, engine = clean
+def test_with_prefixes_cached_on_both_sides(engine):
     short, long = PROMPTS[2][:100], PROMPTS[2]
-    assert answers(engine, [short], name=fresh()) == wanted(name, [short])
+    assert answers(engine, [short], name=fresh()) == wanted([short])
     before = events(engine)
     requests = ask(engine, [long], name=fresh())
     drain(engine)
-    assert [requests[0].output_ids] == wanted(name, [long])
+    assert [requests[0].output_ids] == wanted([long])
     found = moved(before, events(engine))
     assert 0 < found["tokens"] < len(long) - 90, "only what the receiver lacks was handed over"
     before = events(engine)
-    assert answers(engine, [long], name=fresh()) == wanted(name, [long])
+    assert answers(engine, [long], name=fresh()) == wanted([long])
     assert moved(before, events(engine))["transfers"] == 0, "the receiver has all of it"
 
 
 @nightly
-def test_twins_are_computed_once(clean):
-    name, engine = clean
+def test_twins_are_computed_once(engine):
     before = events(engine)
-    assert answers(engine, [PROMPTS[1], PROMPTS[1]], name=fresh()) == wanted(name, [PROMPTS[1], PROMPTS[1]])
+    assert answers(engine, [PROMPTS[1], PROMPTS[1]], name=fresh()) == wanted([PROMPTS[1], PROMPTS[1]])
     assert moved(before, events(engine))["transfers"] == 1
 
 
 @nightly
-def test_a_request_that_is_cancelled_on_its_way_frees_both_sides(clean):
-    name, engine = clean
+def test_a_request_that_is_cancelled_on_its_way_frees_both_sides(engine):
     long = (*PROMPTS[2], *PROMPTS[1], *PROMPTS[0][: next(names) + 1])  # new to the sender's cache, at its end
     [request] = ask(engine, [long], name=fresh())
     transfers = receiving(engine).transfers
@@ -175,32 +167,28 @@ def test_a_request_that_is_cancelled_on_its_way_frees_both_sides(clean):
     assert engine.abort(request.id)
     wait_for("the sender has ended", lambda: not transfers.of_id)
     check_nothing_is_held(engine)
-    assert answers(engine, [long], name=fresh()) == wanted(name, [long])
+    assert answers(engine, [long], name=fresh()) == wanted([long])
 
 
 @nightly
-@pytest.mark.parametrize("name", ["pocket", "pocket-hybrid", "pocket-windows", "pocket-latent"])
-def test_a_stage_that_is_too_small_hands_over_in_part(name):
-    with opened(name) as llm:
+def test_a_stage_that_is_too_small_hands_over_in_part():
+    with opened() as llm:
         buffer_bytes = receiving(llm.engine).stage.buffer_bytes
         num_extra = receiving(llm.engine).extras.num_buffers(0, 6)
-    with opened(name, handover_bytes=(6 + num_extra) * buffer_bytes) as llm:
-        assert answers(llm.engine) == wanted(name)
+    with opened(handover_bytes=(6 + num_extra) * buffer_bytes) as llm:
+        assert answers(llm.engine) == wanted()
         found = events(llm.engine)
         assert 0 < found["tokens"] < sum(map(len, PROMPTS)) - 3 * BLOCK, "no prompt fits into the stage"
         check_nothing_is_held(llm.engine)
 
 
 @nightly
-@pytest.mark.parametrize("name", ["pocket", "pocket-hybrid", "pocket-windows", "pocket-latent"])
-def test_with_preemption_in_a_tiny_pool(name):
-    num_blocks = 110 if name == "pocket-windows" else 56
+def test_with_preemption_in_a_tiny_pool():
     small = SchedulerConfig(chunked_prefill_size=CHUNK, watermark=0)
-    with opened(name, num_blocks=num_blocks, scheduler_config=small) as llm:
+    with opened(num_blocks=56, scheduler_config=small) as llm:
         long = {"max_tokens": 60, "ignore_eos": True}
-        assert answers(llm.engine, **long) == [expected(name, prompt, **long) for prompt in PROMPTS]
-        if name in ("pocket", "pocket-latent"):
-            assert llm.engine.scheduler.num_preemptions > 0, "the pool is small enough"
+        assert answers(llm.engine, **long) == [expected("pocket", prompt, **long) for prompt in PROMPTS]
+        assert llm.engine.scheduler.num_preemptions > 0, "the pool is small enough"
         check_nothing_is_held(llm.engine)
 
 
@@ -216,23 +204,10 @@ def test_two_workers_share_the_prompts():
 
 
 @nightly
-def test_behind_tiers():
-    """The tiers have a prompt's beginning; a worker computes what is missing, or nothing if that is little."""
-    with opened(kv_host_bytes=2**24, kv_always=True) as llm:
-        assert answers(llm.engine) == wanted()
-        llm.engine.scheduler.manager.coordinator.clear()
-        before = events(llm.engine)
-        assert answers(llm.engine, name="again") == wanted()
-        assert isinstance(llm.engine.scheduler.manager.coordinator.stats[0], TierStats)
-        assert moved(before, events(llm.engine))["transfers"] == 0, "the tiers have all of it"
-        check_nothing_is_held(llm.engine)
-
-
-@nightly
 def test_a_block_of_one_token():
     """The token behind the last block is a block, too: a state must not be taken behind that one."""
     with opened("pocket-hybrid", block_size=1, num_blocks=500) as llm:
-        assert answers(llm.engine) == wanted("pocket-hybrid")
+        assert answers(llm.engine) == wanted(name="pocket-hybrid")
         assert events(llm.engine)["fallbacks"] == 0
         check_nothing_is_held(llm.engine)
 
@@ -249,6 +224,6 @@ def test_workers_are_replaced_one_by_one():
         drain(llm.engine)
         assert [request.output_ids for request in requests] == wanted()
         wait_for("the old one has ended", lambda: not old.process.is_alive())
-        assert answers(llm.engine, [PROMPTS[0][1:]], name="new") == wanted(prompts=[PROMPTS[0][1:]])
+        assert answers(llm.engine, [PROMPTS[0][1:]], name="new") == wanted([PROMPTS[0][1:]])
         assert events(llm.engine)["losses"] == 0
         check_nothing_is_held(llm.engine)
