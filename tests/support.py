@@ -64,7 +64,7 @@ def write_checkpoint(
 
     torch.manual_seed(seed)
     config = getattr(transformers, f"{architecture}Config")(**BASE | changes)
-    model = getattr(transformers, f"{architecture}ForCausalLM")(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.data.uniform_(0.5, 1.5)

@@ -30,12 +30,14 @@ class Row:
     path_of: returns a shape's checkpoint.
     straddle: the tokens that chunks and prompts should straddle, for all shapes or for each: the window, what lies
         between two checkpoints of a state, or a block.
+    is_kin: its layers are those of another row, so CI only runs all of its shapes together, and each kind of layers.
     """
 
     name: str
     shapes: Iterable[str]
     path_of: Callable[[str], Path]
     straddle: int | Callable[[str], int] = BLOCK
+    is_kin: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,17 +93,71 @@ QWEN3 = {
     "131 tokens": dict(vocab_size=131, num_key_value_heads=4),  # a prime: two ranks cannot share them evenly
     **FAMILIES,
 }
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3 |= dict(original_max_position_embeddings=32, rope_theta=5e5)
+LLAMA: dict[str, dict[str, Any]] = {
+    "two queries a key head": {},
+    "Llama 3's angles, biases, tied": dict(rope_parameters=LLAMA3, attention_bias=True, tie_word_embeddings=True),
+    "one key head, heads from the hidden size": dict(num_key_value_heads=1, head_dim=None),
+}
+QWEN2: dict[str, dict[str, Any]] = {
+    "two queries a key head": {},
+    "windows from the second layer on, tied": dict(
+        use_sliding_window=True, sliding_window=7, max_window_layers=1, tie_word_embeddings=True
+    ),
+    "one key head": dict(num_key_value_heads=1),
+}
+MISTRAL: dict[str, dict[str, Any]] = {
+    "windows in all layers": dict(sliding_window=9),
+    "no windows, tied": dict(sliding_window=None, tie_word_embeddings=True),
+    "narrow windows, wide heads": dict(sliding_window=2, head_dim=40),
+}
+STRETCHED = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
+PLAIN = {"rope_type": "default", "rope_theta": 500.0}
+GEMMA: dict[str, dict[str, Any]] = {
+    "five windows, then all": dict(
+        num_hidden_layers=6, sliding_window=7, query_pre_attn_scalar=16, tie_word_embeddings=True
+    ),
+    "untied, full first, other scale and angles": dict(
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": STRETCHED,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+        sliding_window=11,
+        query_pre_attn_scalar=24,
+    ),
+    "one key head": dict(
+        layer_types=["sliding_attention", "full_attention"],
+        num_hidden_layers=2,
+        num_key_value_heads=1,
+        sliding_window=16,
+    ),
+}
+
+
+def slides(shapes: Mapping[str, Mapping[str, Any]]) -> Callable[[str], int]:
+    """Return what looks up a shape's window; without one, a block counts."""
+    return lambda shape: shapes[shape].get("sliding_window") or BLOCK
+
+
 ROWS = (
     Row("Qwen3", QWEN3, written_as("Qwen3", QWEN3)),
     Row("Qwen3.5", hybrids.FAMILIES, hybrids.checkpoint, INTERVAL),
     Row("Qwen3 with windows", windows.FAMILIES, lambda shape: windows.checkpoint(shape, window_of(shape)), window_of),
     Row("LFM3", lfm3.SHAPES, lfm3.checkpoint, lambda shape: lfm3.SHAPES[shape][1]),
     Row("DeepSeek-V3", latents.FAMILIES, latents.checkpoint),
+    Row("Llama", LLAMA, written_as("Llama", LLAMA), is_kin=True),
+    Row("Qwen2.5", QWEN2, written_as("Qwen2", QWEN2), slides(QWEN2), is_kin=True),
+    Row("Mistral", MISTRAL, written_as("Mistral", MISTRAL), slides(MISTRAL), is_kin=True),
+    Row("Gemma 3", GEMMA, written_as("Gemma3Text", GEMMA), slides(GEMMA), is_kin=True),
 )
 FORMATS = ("int8", "int4")  # lesson 17's
 MODELS = [[Model(row.name, shape, row) for shape in row.shapes] for row in ROWS]
-FIRST = [models[0] for models in MODELS]
-OTHERS = [model for models in MODELS for model in models[1:]]
+FIRST = [models[0] for models in MODELS if not models[0].row.is_kin]
+OTHERS = [model for models in MODELS for model in models if model not in FIRST]
+KIN = [model for model in OTHERS if model.row.is_kin]
+FIRST_KIN = [models[0] for models in MODELS if models[0] in KIN]
 ROUNDED = [Model(model.family, model.shape, model.row, kv_dtype) for model in FIRST for kv_dtype in FORMATS]
 
 
@@ -115,11 +171,13 @@ def parametrized(*params: Any) -> pytest.MarkDecorator:
 
 
 nightly = pytest.mark.nightly
-SECOND = [models[1] for models in MODELS]
+SECOND = [models[1] for models in MODELS if models[0] in FIRST]
 INT4 = [model for model in ROUNDED if model.kv_dtype == "int4"]  # the coarsest rows, over the same paths as int8's
 each_family = parametrized(some(FIRST), some([*OTHERS, *ROUNDED], nightly))
-each_exact = parametrized(some(FIRST), some(OTHERS, nightly))
-each_shape = parametrized(some([*FIRST, *SECOND]), some((one for one in OTHERS if one not in SECOND), nightly))
+each_exact = parametrized(some([*FIRST, *FIRST_KIN]), some((one for one in OTHERS if one not in FIRST_KIN), nightly))
+each_shape = parametrized(
+    some([*FIRST, *SECOND, *KIN]), some((one for one in OTHERS if one not in [*SECOND, *KIN]), nightly)
+)
 each_format = parametrized(
     some([*FIRST, *INT4]), some((one for one in [*OTHERS, *ROUNDED] if one not in INT4), nightly)
 )

@@ -1,0 +1,85 @@
+"""Course machinery. What config.json may say in families without a lesson: older layouts, defaults and mistakes.
+
+
+Protects readers from a checkpoint that loads and then answers as another model would.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mini_engine.base.errors import UserError
+from mini_engine.families import family_of
+from mini_engine.model.kinds import Full, Window
+from tests.support import refused
+
+SHAPE = dict(vocab_size=160, hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4)
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def config_of(folder: Path, model_type: str, **changes: Any) -> Any:
+    """Return the shape that a config.json with these settings describes; one that is "gone" is left out."""
+    raw = SHAPE | dict(model_type=model_type, num_key_value_heads=2) | changes
+    raw = {name: value for name, value in raw.items() if value != "gone"}
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    return family_of(raw, folder / "config.json").shape(folder)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "fields"),
+    [
+        ("llama", dict(num_key_value_heads="gone"), dict(num_key_value_heads=4, head_dim=12, attention_bias=False)),
+        ("llama", dict(eos_token_id=None), dict(eos_token_ids=())),
+        ("llama", {}, dict(eos_token_ids=(2,), max_position_embeddings=2048)),
+        ("llama", dict(attention_bias=True), dict(attention_bias=True, output_bias=True)),
+        ("qwen2", dict(attention_bias=False), dict(attention_bias=True, output_bias=False, eos_token_ids=())),
+        ("qwen2", dict(use_sliding_window=False, sliding_window=7), dict(layers=(Full(),) * 3)),
+        ("qwen2", dict(use_sliding_window=True, max_window_layers=2), dict(layers=(Full(), Full(), Window(4096)))),
+        ("mistral", {}, dict(layers=(Window(4096),) * 3, max_position_embeddings=131_072)),
+        ("mistral", dict(sliding_window=None), dict(layers=(Full(),) * 3)),
+        ("gemma3_text", {}, dict(head_dim=256, tie_word_embeddings=True, query_scale=1.0, eos_token_ids=(1,))),
+        ("gemma3_text", dict(sliding_window_pattern=2), dict(layers=(Window(4096), Full(), Window(4096)))),
+        ("gemma3_text", dict(head_dim=64), dict(query_scale=0.5)),
+    ],
+)
+def test_settings_mean_what_they_mean_in_transformers(tmp_path, model_type, changes, fields):
+    config = config_of(tmp_path, model_type, **changes)
+    assert {name: getattr(config, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize("changes", [{}, dict(rope_theta=5e5, rope_local_base_freq=2e4)])
+@pytest.mark.parametrize("scaling", [None, {"rope_type": "linear", "factor": 8.0}])
+def test_both_layouts_of_gemma_s_angles_mean_the_same(tmp_path, changes, scaling):
+    old = config_of(tmp_path, "gemma3_text", rope_scaling=scaling, **changes)
+    full = {"rope_theta": changes.get("rope_theta", 1e6), **(scaling or {"rope_type": "default"})}
+    sliding = {"rope_theta": changes.get("rope_local_base_freq", 1e4), "rope_type": "default"}
+    assert old.ropes == config_of(tmp_path, "gemma3_text", rope_parameters={FULL: full, SLIDING: sliding}).ropes
+    assert [rope.rope_theta for rope in old.ropes] == [full["rope_theta"], sliding["rope_theta"]]
+    assert old.ropes[0].factor == (8.0 if scaling else 1.0) and old.ropes[1].factor == 1.0
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "words"),
+    [
+        ("llama", dict(mlp_bias=True), "mlp_bias"),
+        ("llama", dict(num_attention_heads=5, num_key_value_heads=5), "hidden_size = 48 num_attention_heads = 5"),
+        ("llama", dict(num_attention_heads="gone"), "num_attention_heads"),
+        ("llama", dict(num_key_value_heads=3), "num_attention_heads = 4 num_key_value_heads = 3"),
+        ("llama", dict(hidden_act="gelu"), "'gelu'"),
+        ("llama", dict(quantization_config={"quant_method": "gptq"}), "quantization_config"),
+        ("qwen2", dict(layer_types=[FULL]), "1 layer_types 3"),
+        ("mistral", dict(sliding_window=1), "sliding_window = 1"),
+        ("mistral", dict(rope_scaling={"rope_type": "longrope"}), "'longrope'"),
+        ("gemma3_text", dict(final_logit_softcapping=30.0), "final_logit_softcapping"),
+        ("gemma3_text", dict(use_bidirectional_attention=True), "use_bidirectional_attention"),
+        ("gemma3_text", dict(hidden_activation="silu"), "'silu'"),
+        ("gemma3_text", dict(rope_parameters={FULL: 5}), "rope_parameters.full_attention = 5"),
+        ("gemma3_text", dict(rope_scaling={"rope_type": "yarn", "factor": 2.0}), "rope_scaling.rope_type"),
+        ("gemma3_text", dict(query_pre_attn_scalar=0), "query_pre_attn_scalar = 0"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path, model_type, changes, words):
+    with refused(UserError, words):
+        config_of(tmp_path, model_type, **changes)
