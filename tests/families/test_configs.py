@@ -1,6 +1,5 @@
 """Course machinery. What config.json may say in families without a lesson: older layouts, defaults and mistakes.
 
-
 Protects readers from a checkpoint that loads and then answers as another model would.
 """
 
