@@ -49,11 +49,11 @@ class HandedOver(Trial):
             num_bytes = (2 + receiving.extras.num_buffers(0, 2)) * receiving.stage.buffer_bytes
             options |= {"speculate": 4, "handover_bytes": num_bytes, "handover_min_tokens": ENOUGH, **HOST}
         options = {"chunk": CHUNK, "backend": "auto", "handover_min_tokens": 0} | options
-        self.shared = self.opened.once(str(sorted(options.items())), lambda: self.open(options))
+        self.shared = self.opened.once(str(sorted(options.items())), lambda: self.start(options))
         self.begun = events_of(self.shared)
         return self.shared
 
-    def open(self, options: dict) -> Engine:
+    def start(self, options: dict) -> Engine:
         """Return a new engine with a worker; the script's end closes it."""
         config = EngineConfig(prefill_workers=1, **self.options(**options))
         engine = open_engine(self.args.model, config, self.args.dtype, self.args.device)
