@@ -16,9 +16,10 @@ from scripts.bench.common import Report
 from scripts.bench.options import add_choice
 from scripts.bench.turns import percentile
 
+from mini_engine.base.errors import needing
 from mini_engine.cli.parser import OneLineParser, at_least
 from mini_engine.distributed.replicas.cluster import Cluster
-from mini_engine.distributed.replicas.front_server import needs_ray
+from mini_engine.distributed.replicas.front_server import NEEDED
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.jobs import Answers, Job
 from mini_engine.engine.mailbox import merge
@@ -69,7 +70,7 @@ def add_arguments(parser) -> None:
 
 def run(args: Namespace) -> Report:
     """Return a row for each router."""
-    fleets = needs_ray()
+    fleets = needing("mini_engine.distributed.replicas.fleet", NEEDED)
     load = Load(3 if args.quick else 6)
     blocks = max(64, load.blocks * 3 // (2 * REPLICAS))
     with fleets.ray_running(REPLICAS):

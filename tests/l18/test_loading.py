@@ -15,7 +15,7 @@ from mini_engine.base.errors import UserError
 from mini_engine.checkpoint import stored as stored_module
 from mini_engine.checkpoint.stored import WHOLE, Stored
 from mini_engine.distributed.tensor_parallel.shard import RankCut
-from mini_engine.tiers.opening import identity_of, identity_of_stored, stored_digest, weights_digest
+from mini_engine.tiers.opening import identity, identity_of, stored_digest, weights_digest
 from tests.l18 import families
 from tests.l18.families import load, path_of, stored
 from tests.l18.ranks import part
@@ -157,7 +157,8 @@ def test_the_digest_of_a_checkpoint_is_that_of_the_model(name, dtype, reads):
     rows = [shape[1:].numel() * 4 for shape in map(torch.Size, checkpoint.shapes.values())]
     assert max(reads) <= max(2 * PIECE, *rows), "no tensor is in memory as a whole"
     config = EngineConfig(kv_host_bytes=2**28)
-    assert identity_of_stored(checkpoint, dtype, config) == identity_of(model, config)
+    stored = identity(stored_digest(checkpoint, dtype), checkpoint.config, dtype, config)
+    assert stored == identity_of(model, config)
 
 
 def test_a_tie_that_the_files_contradict_is_no_tie_for_ranks_either(damaged):
