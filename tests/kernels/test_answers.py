@@ -32,7 +32,6 @@ def test_a_mixed_batch(kernel, shape, dtype):
         kernel.check(kernel.case(MIXED, window=window, dtype=dtype, **SHAPES[shape]), shape)
 
 
-@pytest.mark.ci
 def test_triton_s_kernels(triton):
     for window in (EVERY_KEY, 6):
         triton.check(triton.case(MIXED, window=window, block_size=7), "tiles of a mixed batch")
