@@ -157,8 +157,8 @@ def test_the_digest_of_a_checkpoint_is_that_of_the_model(name, dtype, reads):
     rows = [shape[1:].numel() * 4 for shape in map(torch.Size, checkpoint.shapes.values())]
     assert max(reads) <= max(2 * PIECE, *rows), "no tensor is in memory as a whole"
     config = EngineConfig(kv_host_bytes=2**28)
-    stored = identity(stored_digest(checkpoint, dtype), checkpoint.config, dtype, config)
-    assert stored == identity_of(model, config)
+    in_shares = identity(stored_digest(checkpoint, dtype), checkpoint.config, dtype, config)
+    assert in_shares == identity_of(model, config)
 
 
 def test_a_tie_that_the_files_contradict_is_no_tie_for_ranks_either(damaged):

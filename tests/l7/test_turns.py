@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from mini_engine.cli.arguments import add_scheduler_options, scheduler_config
+from mini_engine.cli.arguments import STEP_OPTIONS, add_fields, scheduler_config
 from mini_engine.cli.parser import OneLineParser
 from mini_engine.engine.jobs import Job
 from mini_engine.engine.sampling_params import SamplingParams
@@ -96,5 +96,5 @@ def test_a_request_that_gave_its_place_up_keeps_the_next_one_until_it_has_caught
 
 def test_the_server_s_scheduler_goes_by_turns():
     parser = OneLineParser()
-    add_scheduler_options(parser)
+    add_fields(parser, SchedulerConfig, STEP_OPTIONS)
     assert scheduler_config(parser.parse_args([])).policy == "priority"
