@@ -33,7 +33,9 @@ def in_one_sentence(sentence: str) -> WrapValidator:
 
     def check(value: Any, handler: Any) -> Any:
         try:
-            return handler(value)
+            found = handler(value)
+            is_equal_only = isinstance(value, int | float) and type(found) is not type(value)
+            return handler(None) if is_equal_only else found  # a Literal takes 0 for False
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             raise PydanticCustomError("sentence", sentence, first.get("ctx")) from None  # type: ignore[arg-type]

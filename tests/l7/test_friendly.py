@@ -90,6 +90,12 @@ def test_values_that_would_change_something_are_refused_by_name(server: Service,
     assert found.status == 400 and found.body["error"]["param"] == name, found
 
 
+@pytest.mark.parametrize(("name", "value"), [("store", 0), ("best_of", True), ("skip_special_tokens", 1.0)])
+def test_an_equal_value_of_another_type_is_refused(server: Service, name, value):
+    found = server.post("/v1/completions", {"prompt": [5], "max_tokens": 1, name: value})
+    assert found.status == 400 and found.body["error"]["param"] == name, found
+
+
 def test_a_bias_forbids_and_favours(server: Service):
     body = {"prompt": [5, 6, 7], "max_tokens": 6, "temperature": 0, "return_token_ids": True}
     first = greedy((5, 6, 7), 1)[0]
