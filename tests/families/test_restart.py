@@ -20,6 +20,7 @@ from tests.families.engines import (
     whole,
 )
 from tests.families.rows import (
+    BLOCK,
     FORMATS,
     ROUNDED,
     Model,
@@ -75,10 +76,13 @@ def test_a_damaged_record_of_any_kind_is_a_miss(model, kind, tmp_path):
             path.write_bytes(content)
     damaged = kept_by(model, tmp_path)
     assert store_of(damaged).tiers.disk.counts["damaged"] >= 1 and not store_of(damaged).restored_tokens
-    if kind is not Kind.KV:  # of blocks, those behind the first that is damaged are not looked at
-        engine = engine_of(model, kv_cache_dir=tmp_path, **TIERS)
-        assert answered(engine, model, "written again", [LONG]) == whole([LONG])
-        store_of(engine).tiers.close()
+    if kind is Kind.KV:
+        return  # those behind the first that is damaged are not looked at
+    for _ in range(len(LONG) // BLOCK):  # one at a time: a request looks at no more behind the first
+        engine = kept_by(model, tmp_path)
+        if store_of(engine).restored_tokens == whole([LONG])[0]:
+            return
+    raise AssertionError("they are not written again")
 
 
 def another(model: Model) -> Model:
