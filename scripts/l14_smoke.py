@@ -65,7 +65,8 @@ def native(needs: str, trial: Guessing, **options) -> Outcome | LeftOut:
 
 PATHS = {"batched": batched, **{f"k={k}": partial(batched, k=k) for k in (1, 2, 3, 5, 8)}}
 PATHS |= {"alone": alone, "chunked": partial(batched, scheduler_config=SMALL)}
-PATHS |= {"preempted": partial(preempted, tight=True, enable_prefix_caching=False), "cached": cached}
+TIGHT = dict(tight=True, enable_prefix_caching=False, scheduler_config=SchedulerConfig(watermark=0.0))
+PATHS |= {"preempted": partial(preempted, preempt=False, **TIGHT), "cached": cached}
 PATHS |= {f"layers {name}": partial(native, name, backend=name) for name in ("torch", "packed")}
 PATHS |= {f"kernel {name}": partial(if_possible, kernel=name) for name in ("reference", "torch")}
 PATHS["kernel cpu"] = partial(native, "packed", kernel="cpu")

@@ -110,7 +110,6 @@ quantized/rotation.py: hadamard rotate
 quantized/formats.py: RowFormat
 quantized/kernels.py: RowKernel
 quantized/pool.py: RowKvPool
-quantized/judge.py: kl nll
 ## Below the pool
 Blocks that leave the pool are kept in host memory and on disk. [Lesson 12](l12_tiers/README.md).
 tiers/keys.py: Identity chain
@@ -123,7 +122,6 @@ tiers/store.py: BlockStore MinTokens
 tiers/connector.py: TierConnector
 tiers/companions.py: Companion
 tiers/states.py: StateCompanion
-tiers/compact.py: compact shrink
 ## More than one machine
 Chooses the replica that answers. [Lesson 13](l13_machines/README.md).
 distributed/routing/policy.py: PrefixScore RoundRobin Policy

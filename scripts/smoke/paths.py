@@ -31,10 +31,10 @@ def chunked(trial: Trial, chunk: int = CHUNK, **options) -> Outcome | LeftOut:
     return batched(trial, chunk=chunk, **options)
 
 
-def preempted(trial: Trial, **options) -> Outcome:
-    """Take back the newest request's blocks every few steps."""
+def preempted(trial: Trial, preempt: bool = True, **options) -> Outcome:
+    """Take back the newest request's blocks every few steps. preempt: False leaves that to a pool that is too small."""
     engine = trial.engine(**{"chunk": CHUNK} | options)
-    return if_preempted(trial.outcome(engine, requests := trial.ask(engine, preempt=True)), requests)
+    return if_preempted(trial.outcome(engine, requests := trial.ask(engine, preempt=preempt)), requests)
 
 
 def if_preempted(outcome: Outcome, requests: list[Request]) -> Outcome:

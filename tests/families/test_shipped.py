@@ -3,6 +3,8 @@
 import filecmp
 import json
 
+from scripts.pocket.prompts import COURSE_PROMPTS
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from mini_engine import LLM, SamplingParams
 from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.latents.latent_config import LatentConfig
-from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
+from mini_engine.pocket import POCKET_DIR
 from mini_engine.windows.window_config import WindowConfig
 from tests.support import hf_greedy
 
