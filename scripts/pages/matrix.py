@@ -105,7 +105,8 @@ def on_a_gpu() -> str:
     return "\n".join(
         (
             f"**On a GPU** ({machine}), where decode steps are captured,",
-            f"{found['equal']} of {found['cells']} cells give the expected tokens. The others are refused:",
+            f"{found['equal']} of the {found['cells']} cells that were run give the expected tokens. The others are",
+            "refused:",
             "",
             *(f"- {count} cells: {why}" for why, count in found["refused"].items()),
         )

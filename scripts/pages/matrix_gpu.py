@@ -1,6 +1,7 @@
 """Course machinery. Runs the cells of "What works with what" on a GPU, and writes what was found into the page.
 
-python -m scripts.pages.matrix_gpu --jobs 8  run every cell, in 8 processes
+python -m scripts.pages.matrix_gpu --jobs 8               run every cell, in 8 processes
+python -m scripts.pages.matrix_gpu --jobs 8 --minutes 3   count what has run by then
 
 Expected tokens are those of Hugging Face in float32 on the CPU, as in the page's tables.
 """
@@ -9,8 +10,9 @@ import argparse
 import json
 import multiprocessing
 import sys
+import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from scripts.bench.common import describe_machine
 from scripts.pages.generated import settle
@@ -28,13 +30,16 @@ def result_of(cell: Cell) -> tuple[str, str]:
         return cell.key, f"differs: {type(error).__name__}: {error}"
 
 
-def run_cells(jobs: int) -> dict[str, str]:
-    """Return each cell's result by its key."""
-    todo, results = list(cells()), {}
+def run_cells(jobs: int, minutes: float) -> dict[str, str]:
+    """Return the result of each cell that has run in time, by its key."""
+    todo, results, end = list(cells()), {}, time.monotonic() + 60 * minutes
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        for key, result in pool.map(result_of, todo, chunksize=4):
-            results[key] = result
+        for done in as_completed([pool.submit(result_of, cell) for cell in todo]):
+            if time.monotonic() > end:
+                break
+            results |= [done.result()]
             print(f"\r{len(results)} of {len(todo)} cells ", end="", file=sys.stderr, flush=True)
+        pool.shutdown(cancel_futures=True)
     print(file=sys.stderr)
     return results
 
@@ -43,10 +48,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run the cells, and write the counts and the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=4, metavar="N", help="processes that share the GPU (default: 4)")
+    parser.add_argument("--minutes", type=float, default=60, metavar="M", help="begin no cell later (default: 60)")
     args, machine = parser.parse_args(argv), describe_machine()
     if machine["gpu"] is None:
         parser.error("this torch sees no CUDA device")
-    results = run_cells(args.jobs)
+    results = run_cells(args.jobs, args.minutes)
     if wrong := {key: result for key, result in results.items() if result.startswith("differs")}:
         print("\n".join(f"{key}: {result}" for key, result in wrong.items()), file=sys.stderr)
         return 1
