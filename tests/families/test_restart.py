@@ -36,9 +36,9 @@ from tests.families.rows import (
 def kept_by(model, folder, prompts=(LONG,), **options):
     """Answer prompts in an engine that ends; return it."""
     engine = engine_of(model, kv_cache_dir=folder, **TIERS | options)
-    answered(engine, model, "before", prompts)
+    answered(engine, model, "before", prompts, between=store_of(engine).tiers.flush)  # however slow the disk is
     store_of(engine).tiers.close()
-    assert store_of(engine).tiers.writer.num_dropped == 0, "the writer has room for all that goes with a prompt"
+    assert store_of(engine).tiers.writer.num_dropped == 0, "the writer has room for all that goes with a step"
     return engine
 
 
