@@ -18,7 +18,6 @@ from torch import nn
 
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
-from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.config_schema import (
     ANGLE_BASE,
     FLAG,
@@ -43,8 +42,9 @@ from mini_engine.layers.fast_model import FastMixers, with_torch_layers
 from mini_engine.layers.torch_layers import Join, TorchModel
 from mini_engine.model.causal_lm import CausalLM, causal_lm
 from mini_engine.model.decoder import Decoder, DecoderLayer
-from mini_engine.model.kinds import FULL, SLIDING, Full, Kind, Window
+from mini_engine.model.kinds import FULL, SLIDING
 from mini_engine.model.layers import SwiGLU
+from mini_engine.windows.window_config import WindowConfig
 
 SETTINGS = dict(
     head_dim=s.int_schema(ge=2, le=2**16, multiple_of=2),
@@ -72,10 +72,9 @@ NAMES = {  # the norms behind a mixer and behind the feed-forward block, and the
 
 
 @dataclass(frozen=True)
-class Gemma3Config(Qwen3Config):
+class Gemma3Config(WindowConfig):
     """The shape of a Gemma 3. Fields have the names they have in config.json.
 
-    layer_types: "full_attention" or "sliding_attention" for each layer.
     query_pre_attn_scalar: scores are divided by its root. ropes: the rotations of full and of sliding layers.
     """
 
@@ -84,15 +83,8 @@ class Gemma3Config(Qwen3Config):
     head_dim: int = 256
     max_position_embeddings: int = 131_072
     tie_word_embeddings: bool = True
-    layer_types: tuple[str, ...] = ()
-    sliding_window: int = 4096
     query_pre_attn_scalar: float = 256
     ropes: tuple[Rope, Rope] = (Rope(), Rope())
-
-    @property
-    def layers(self) -> tuple[Kind, ...]:
-        """The kind of each layer: a window, or everything."""
-        return tuple(Window(self.sliding_window) if kind == SLIDING else Full() for kind in self.layer_types)
 
     @property
     def query_scale(self) -> float:

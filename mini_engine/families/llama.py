@@ -14,7 +14,6 @@ from torch import nn
 
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
-from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.config_schema import (
     FLAG,
     LENGTHS,
@@ -30,9 +29,10 @@ from mini_engine.checkpoint.config_schema import (
 from mini_engine.families.family import Family
 from mini_engine.model.causal_lm import CausalLM, causal_lm
 from mini_engine.model.decoder import Decoder, DecoderLayer
-from mini_engine.model.kinds import FULL, SLIDING, Full, Kind, Window
+from mini_engine.model.kinds import FULL, SLIDING
 from mini_engine.model.qwen3 import Qwen3Attention
 from mini_engine.model.rope import RotaryEmbedding
+from mini_engine.windows.window_config import WindowConfig
 
 LENGTH = {"llama": 2048, "mistral": 131_072, "qwen2": 32_768}  # max_position_embeddings where the file has none
 END_TOKEN = {"llama": 2, "mistral": 2}
@@ -42,24 +42,15 @@ CONFIG = validator(
 
 
 @dataclass(frozen=True)
-class LlamaConfig(Qwen3Config):
+class LlamaConfig(WindowConfig):
     """The shape of a dense Llama, Mistral or Qwen2.5. Fields have the names they have in config.json.
 
     attention_bias: q, k and v have biases. output_bias: o has one, too.
-    layer_types: "full_attention" or "sliding_attention" for each layer.
-    sliding_window: the number of tokens a query of a sliding layer sees, its own included.
     """
 
     model_type: ClassVar[str] = "llama"
 
     output_bias: bool = False
-    layer_types: tuple[str, ...] = ()
-    sliding_window: int = 4096
-
-    @property
-    def layers(self) -> tuple[Kind, ...]:
-        """The kind of each layer: a window, or everything."""
-        return tuple(Window(self.sliding_window) if kind == SLIDING else Full() for kind in self.layer_types)
 
     @classmethod
     def read(cls, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
