@@ -8,6 +8,7 @@ belongs.
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mini_engine.model.layers import Embedding, RMSNorm, SwiGLU
@@ -75,5 +76,8 @@ class Decoder(nn.Module):
 
 
 def scaled(x: Tensor, scale: float) -> Tensor:
-    """Return x times the scale, which is rounded to x's dtype first, as in Hugging Face's code."""
-    return x if scale == 1.0 else x * x.new_tensor(scale)
+    """Return x times the scale, which is rounded to x's dtype first, as in Hugging Face's code.
+
+    It is rounded on the host: a copy to a GPU could not be recorded, and would cost each step a wait.
+    """
+    return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype, device="cpu").item()
