@@ -72,11 +72,11 @@ class Transfers:
         """Note that the sender reports the first `num_buffers` buffers of a transfer as complete.
 
         Raises:
-            BrokenProtocol: the sender was not lent them.
+            BrokenProtocol: the sender was not lent them, or has ended the transfer.
         """
         with self.news:
-            transfer = self.of_id.get(transfer_id)
-            if transfer is None or transfer.sender != sender or not 0 <= num_buffers <= len(transfer.buffers):
+            transfer = self._of_sender(sender, transfer_id)
+            if transfer is None or not 0 <= num_buffers <= len(transfer.buffers):
                 raise BrokenProtocol(
                     f"sender {sender} has filled buffers of transfer {transfer_id}, which it was not lent"
                 )
@@ -85,10 +85,14 @@ class Transfers:
             self.news.notify_all()
 
     def end(self, sender: int, transfer_id: int, error: str = "") -> None:
-        """Note that the sender reports that it no longer writes to a transfer's buffers."""
+        """Note that the sender reports that it no longer writes to a transfer's buffers.
+
+        Raises:
+            BrokenProtocol: it has said so before; the buffers may be another transfer's now.
+        """
         with self.news:
-            transfer = self.of_id.get(transfer_id)
-            if transfer is not None and transfer.sender == sender:  # otherwise it was complete and has been taken
+            transfer = self._of_sender(sender, transfer_id)
+            if transfer is not None:  # otherwise it was complete and has been taken
                 self._end(transfer, Event.END, error)
             self.news.notify_all()
 
@@ -132,6 +136,15 @@ class Transfers:
         """Return the number of transfers that the sender has not ended, cancelled ones included."""
         with self.news:
             return sum(one.sender == sender and not one.has_ended for one in self.of_id.values())
+
+    def _of_sender(self, sender: int, transfer_id: int) -> Transfer | None:
+        """Return the sender's transfer, or None if it has none with this id. Raises BrokenProtocol if it has ended."""
+        transfer = self.of_id.get(transfer_id)
+        if transfer is None or transfer.sender != sender:
+            return None
+        if transfer.has_ended:
+            raise BrokenProtocol(f"sender {sender} speaks of transfer {transfer_id}, which has ended")
+        return transfer
 
     def _end(self, transfer: Transfer, event: Event, error: str) -> None:
         self.buffers.happen(event, transfer.owed or transfer.buffers)

@@ -160,6 +160,17 @@ def test_a_word_about_buffers_that_were_not_lent_breaks_the_protocol(sender, whi
     assert shown(transfers, transfer.buffers) == ["lent"] * 4
 
 
+@pytest.mark.parametrize("again", ["end", "fill"])
+def test_a_transfer_that_has_ended_is_not_the_sender_s_to_speak_of(again):
+    transfers, transfer = lent(num_filled=1)
+    transfers.end(1, transfer.id, "out of blocks")
+    other = transfers.ask(2, 0, 3, 0)
+    assert other and set(other.buffers) & set(transfer.buffers), "its unfilled buffers are lent to another sender"
+    with must_raise(BrokenProtocol, "a buffer would be freed, or called filled, under its new owner"):
+        transfers.end(1, transfer.id) if again == "end" else transfers.fill(1, transfer.id, 4)
+    assert shown(transfers, other.buffers) == ["lent"] * 3 and transfers.num_open(2) == 1
+
+
 def test_the_count_of_filled_buffers_is_cumulative():
     transfers, transfer = lent()
     for count in (1, 3, 3, 2, 4):
