@@ -6,95 +6,134 @@ python -m scripts.pages.matrix --missing  run only cells without a result, as af
 
 import argparse
 import json
+import math
+import multiprocessing
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from scripts import ROOT
 from scripts.pages.generated import fill, settle
 from scripts.pages.matrix_cells import FEATURES, MODELS, Cell, cells
-from scripts.pages.matrix_run import run
 
 PAGE = ROOT / "lessons" / "what-works-with-what.md"
 RESULTS = PAGE.with_suffix(".json")
 ON_A_GPU = PAGE.with_suffix(".gpu.json")
 COMMAND = "python -m scripts.pages.matrix"
 EQUAL = "equal"
-# a fragment of the engine's error message, and the reason for readers
-REASONS: dict[str, str] = {}
+WHAT = {
+    "Qwen3": "pocket: attention",
+    "hybrid": "pocket-hybrid, a Qwen3.5: states and attention",
+    "windows": "pocket-windows, a Qwen3: windows and attention",
+    "latents": "pocket-latent, a DeepSeek-V3: latents",
+    "all kinds": "a random LFM3: short convolutions, windows and attention",
+    "Llama": "a random Llama 3: attention",
+    "Gemma 3": "a random Gemma 3: windows and attention",
+}
 
 
 def read_results() -> dict[str, str]:
-    """Return the result of each cell by its key."""
-    return json.loads(RESULTS.read_text(encoding="utf-8"))
+    """Return the result of each cell that has run, by its key. The file has only the others than EQUAL."""
+    found = json.loads(RESULTS.read_text(encoding="utf-8"))
+    ran, others = {*found["models"], *found["features"]}, found["others"]
+    return {cell.key: others.get(cell.key, EQUAL) for cell in cells() if {cell.model, *cell.names} <= ran}
 
 
-def reason_for(result: str) -> str:
-    """Return why a cell is refused, for readers.
-
-    Raises:
-        LookupError: the message is new; add its reason to REASONS.
-    """
-    for words, reason in REASONS.items():
-        if words in result:
-            return reason
-    raise LookupError(f"no reason for {result!r}; add one to REASONS in scripts/pages/matrix.py")
+def write_results(results: Mapping[str, str]) -> None:
+    """Write the results of all cells."""
+    others = {key: result for key, result in results.items() if result != EQUAL}
+    found = {"models": MODELS, "features": [feature.name for feature in FEATURES], "others": others}
+    RESULTS.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
 
 
-def table(model: str, results: Mapping[str, str], notes: dict[str, str]) -> str:
-    """Return one model's table. notes: reason to letter; new reasons are added."""
+def models_table(results: Mapping[str, str]) -> str:
+    """Return the table of models: what each is, and how many of its cells are equal."""
+    lines = ["| model | what it is | cells with the expected tokens |", "| --- | --- | ---: |"]
+    for model in MODELS:
+        found = [results[cell.key] for cell in cells() if cell.model == model]
+        lines.append(f"| {model} | {WHAT[model]} | {found.count(EQUAL)} of {len(found)} |")
+    return "\n".join(lines)
+
+
+def table(results: Mapping[str, str], notes: dict[str, str]) -> str:
+    """Return the table of features, for all models. notes: reason to letter; new reasons are added."""
     head = " | ".join(str(number) for number in range(1, len(FEATURES) + 1))
-    lines = [f"| {model} | {head} |", f"| --- |{' :-: |' * len(FEATURES)}"]
+    lines = [f"| in all models | {head} |", f"| --- |{' :-: |' * len(FEATURES)}"]
     for row, feature in enumerate(FEATURES):
-        marks = [mark(model, results, notes, row, column) for column in range(len(FEATURES))]
+        marks = [mark(results, notes, row, column) for column in range(len(FEATURES))]
         lines.append(f"| {row + 1} [{feature.name}]({feature.lesson}/README.md) | {' | '.join(marks)} |")
     return "\n".join(lines)
 
 
-def mark(model: str, results: Mapping[str, str], notes: dict[str, str], row: int, column: int) -> str:
-    """Return a cell's text: a tick, a reason's letter, or nothing above the diagonal and between rivals."""
+def mark(results: Mapping[str, str], notes: dict[str, str], row: int, column: int) -> str:
+    """Return a cell's text: a tick, the letters of reasons, or nothing above the diagonal and between rivals."""
     if column > row:
         return ""
     pair = tuple(FEATURES[index] for index in sorted({row, column}))
-    result = results.get(Cell(model, pair).key)
-    if result is None:
+    found = {model: result for model in MODELS if (result := results.get(Cell(model, pair).key))}
+    if not found:
         return "–"
-    if result == EQUAL:
-        return "✓"
-    return notes.setdefault(reason_for(result), "abcdefghijklmnop"[len(notes)])
+    reasons = (f"{model}: {result}" for model, result in found.items() if result != EQUAL)
+    letters = [notes.setdefault(reason, "abcdefghijklmnop"[len(notes)]) for reason in reasons]
+    return ", ".join(letters) or "✓"
 
 
 def page_text(page: str, results: Mapping[str, str]) -> str:
     """Return the page with its tables, reasons and counts filled from the results."""
     notes: dict[str, str] = {}
-    tables = "\n\n".join(table(model, results, notes) for model in MODELS)
+    grid = table(results, notes)
     reasons = "\n".join(f"- **{letter}**: {reason}." for reason, letter in notes.items())
     num_equal = sum(result == EQUAL for result in results.values())
     counts = f"{num_equal} of {len(results)} cells give the expected tokens; {len(results) - num_equal} are refused."
-    return fill(page, "matrix", "\n\n".join(filter(None, (counts, tables, reasons))))
+    return fill(page, "matrix", "\n\n".join(filter(None, (models_table(results), counts, grid, reasons))))
 
 
-def run_cells(known: Mapping[str, str]) -> dict[str, str]:
-    """Return the results of all cells, in order. Only those that are not known are run."""
-    results, started = dict(known), time.perf_counter()
-    todo = [cell for cell in cells() if cell.key not in known]
-    for index, cell in enumerate(todo, 1):
-        results[cell.key] = run(cell)
-        print(f"\r{index} of {len(todo)} cells, {time.perf_counter() - started:.0f} s ", end="", file=sys.stderr)
+def result_of(cell: Cell, device: str) -> tuple[str, str]:
+    """Run a cell. Returns its key and its result; an error that is no refusal counts as a difference."""
+    from scripts.pages.matrix_run import run
+
+    try:
+        return cell.key, run(cell, device)
+    except Exception as error:
+        return cell.key, f"differs: {type(error).__name__}: {error}"
+
+
+def run_cells(todo: Sequence[Cell], jobs: int, device: str = "cpu", minutes: float = math.inf) -> dict[str, str]:
+    """Return the result of each cell that has run in time, by its key. jobs: the number of processes."""
+    results: dict[str, str] = {}
+    started = time.monotonic()
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(result_of, cell, device) for cell in todo]):
+            seconds = time.monotonic() - started
+            if seconds > 60 * minutes:
+                break
+            results |= [done.result()]
+            print(f"\r{len(results)} of {len(todo)} cells, {seconds:.0f} s ", end="", file=sys.stderr, flush=True)
+        pool.shutdown(cancel_futures=True)
     print(file=sys.stderr)
-    return {cell.key: results[cell.key] for cell in cells()}
+    return results
+
+
+def any_wrong(results: Mapping[str, str]) -> bool:
+    """Print the cells that give other tokens than expected. Return True if there are any."""
+    wrong = {key: result for key, result in results.items() if result.startswith("differs")}
+    print("".join(f"{key}: {result}\n" for key, result in wrong.items()), end="", file=sys.stderr)
+    return bool(wrong)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the cells, and write results and page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--missing", action="store_true", help="keep the results that there are")
-    results = run_cells(read_results() if parser.parse_args(argv).missing else {})
-    if wrong := {key: result for key, result in results.items() if result.startswith("differs")}:
-        print("\n".join(f"{key}: {result}" for key, result in wrong.items()), file=sys.stderr)
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: 2)")
+    args = parser.parse_args(argv)
+    known = read_results() if args.missing else {}
+    results = known | run_cells([cell for cell in cells() if cell.key not in known], args.jobs)
+    if any_wrong(results):
         return 1
-    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
+    write_results(results)
     return settle(files(), check=False)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from scripts.pages.matrix_prompts import Asked
 
-MODELS = ("Qwen3", "hybrid", "windows", "latents", "all kinds")
+KINDS = ("Qwen3", "hybrid", "windows", "latents", "all kinds")  # a model for each kind of layers
+MODELS = (*KINDS, "Llama", "Gemma 3")  # the others have these kinds, too: their cells run at night only
 EVERY = 32  # numbers of prompts repeat after this many; some of them have params
 
 

@@ -1,14 +1,14 @@
 """Course machinery. Cells of several features each, which together cover every pair: fewer to run than the pairs.
 
 The cells are grown greedily in a fixed order, so they are the same on every machine. Those that start processes, the
-most expensive, come first, grow larger, and run on one model each; the others run on every model.
+most expensive, come first, grow larger, and run on one model each; the others run on a model of each kind of layers.
 """
 
 import functools
 from collections.abc import Iterator
 from itertools import combinations
 
-from scripts.pages.matrix_cells import FEATURES, MODELS, Cell, Feature, are_allowed
+from scripts.pages.matrix_cells import FEATURES, KINDS, Cell, Feature, are_allowed
 
 MOST = 6  # features in a cell; the more there are, the more likely one of them hides a bug of two others
 MOST_WITH_PROCESSES = 10
@@ -21,9 +21,9 @@ Pair = frozenset[Feature]
 
 
 def covering() -> Iterator[Cell]:
-    """Yield the cells of each model."""
+    """Yield the cells of each kind of layers."""
     several = [features for features in covering_features() if any(feature.starts_processes for feature in features)]
-    for number, model in enumerate(MODELS, 1):  # from 1: the hybrid is too slow for a crowd in several processes
+    for number, model in enumerate(KINDS, 1):  # from 1: the hybrid is too slow for a crowd in several processes
         one = several[number % len(several)]
         for features in covering_features():
             if features is one or features not in several:

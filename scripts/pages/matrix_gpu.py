@@ -8,40 +8,13 @@ Expected tokens are those of Hugging Face in float32 on the CPU, as in the page'
 
 import argparse
 import json
-import multiprocessing
 import sys
-import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from scripts.bench.common import describe_machine
 from scripts.pages.generated import settle
-from scripts.pages.matrix import EQUAL, ON_A_GPU, files
-from scripts.pages.matrix_cells import Cell, cells
-
-
-def result_of(cell: Cell) -> tuple[str, str]:
-    """Run a cell on the GPU. Returns its key and its result; an error that is no refusal counts as a difference."""
-    from scripts.pages.matrix_run import run
-
-    try:
-        return cell.key, run(cell, "cuda")
-    except Exception as error:
-        return cell.key, f"differs: {type(error).__name__}: {error}"
-
-
-def run_cells(jobs: int, minutes: float) -> dict[str, str]:
-    """Return the result of each cell that has run in time, by its key."""
-    todo, results, end = list(cells()), {}, time.monotonic() + 60 * minutes
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(result_of, cell) for cell in todo]):
-            if time.monotonic() > end:
-                break
-            results |= [done.result()]
-            print(f"\r{len(results)} of {len(todo)} cells ", end="", file=sys.stderr, flush=True)
-        pool.shutdown(cancel_futures=True)
-    print(file=sys.stderr)
-    return results
+from scripts.pages.matrix import EQUAL, ON_A_GPU, any_wrong, files, run_cells
+from scripts.pages.matrix_cells import cells
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,9 +25,8 @@ def main(argv: list[str] | None = None) -> int:
     args, machine = parser.parse_args(argv), describe_machine()
     if machine["gpu"] is None:
         parser.error("this torch sees no CUDA device")
-    results = run_cells(args.jobs, args.minutes)
-    if wrong := {key: result for key, result in results.items() if result.startswith("differs")}:
-        print("\n".join(f"{key}: {result}" for key, result in wrong.items()), file=sys.stderr)
+    results = run_cells(list(cells()), args.jobs, "cuda", args.minutes)
+    if any_wrong(results):
         return 1
     counts = Counter(results.values())
     found = {name: machine[name] for name in ("gpu", "date", "torch", "commit", "dirty")}

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from scripts.pages.matrix_cells import Cell
-from scripts.pages.matrix_prompts import Asked
+from scripts.pages.matrix_prompts import RANDOM_MODELS, Asked
 from scripts.smoke.hugging_face import hf_generate_batch, load_hf
 
 import torch
@@ -132,7 +132,7 @@ def right(cell: Cell, number: int) -> Right:
 
 def has_bounds(cell: Cell) -> bool:
     """Return True if another token is right where the model is unsure: with int4; with random weights, int8 as well."""
-    return "int4" in cell.names or ("int8" in cell.names and cell.model == "all kinds")
+    return "int4" in cell.names or ("int8" in cell.names and cell.model in RANDOM_MODELS)
 
 
 def other_tokens(cell: Cell, number: int, answer: Completion) -> str:

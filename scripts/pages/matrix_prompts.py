@@ -33,6 +33,14 @@ RANDOM: dict[str, Any] = dict(
     bos_token_id=0,
     eos_token_id=0,
 )
+LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA_3 |= {"original_max_position_embeddings": 32, "rope_theta": 5e5}
+# the models that have no pocket of their own: their class in transformers, and what differs from RANDOM
+RANDOM_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "all kinds": ("Lfm3", {}),
+    "Llama": ("Llama", {"rope_parameters": LLAMA_3, "attention_bias": True, "num_hidden_layers": 3}),
+    "Gemma 3": ("Gemma3Text", {"query_pre_attn_scalar": 16}),
+}
 NARROW = 23  # tokens that a window sees, otherwise
 FEW = (
     "Once upon a time there was a small robot. The capital of France is",
@@ -69,8 +77,8 @@ class Asked:
     @property
     def checkpoint(self) -> str:
         """The name of the model's checkpoint, or the directory of one that is made here."""
-        if self.model == "all kinds":
-            return random_lfm3(WIDE if self.is_crowd else NARROW).name
+        if self.model in RANDOM_MODELS:
+            return random_model(self.model, WIDE if self.is_crowd else NARROW).name
         return wide_windows().name if self.is_crowd and self.model == "windows" else CHECKPOINTS[self.model]
 
 
@@ -99,16 +107,20 @@ def wide_windows() -> tempfile.TemporaryDirectory:
 
 
 @functools.cache
-def random_lfm3(window: int) -> tempfile.TemporaryDirectory:
-    """Return a random LFM3 with layers of all kinds and pocket's tokenizer, which lasts as long as this process."""
+def random_model(model: str, window: int) -> tempfile.TemporaryDirectory:
+    """Return one of RANDOM_MODELS with pocket's tokenizer, which lasts as long as this process."""
     import torch
-    from transformers import Lfm3Config, Lfm3ForCausalLM
+    import transformers
 
     from mini_engine.pocket import POCKET_DIR
 
     torch.manual_seed(SEED)
-    folder = tempfile.TemporaryDirectory(prefix="random-lfm3-")
-    Lfm3ForCausalLM(Lfm3Config(**RANDOM, sliding_window=window)).save_pretrained(folder.name)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(POCKET_DIR / name, Path(folder.name, name))
+    name, changes = RANDOM_MODELS[model]
+    config = getattr(transformers, f"{name}Config")(**RANDOM | changes)
+    if hasattr(config, "sliding_window"):
+        config.sliding_window = window
+    folder = tempfile.TemporaryDirectory(prefix="random-model-")
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder.name)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(POCKET_DIR / file, Path(folder.name, file))
     return folder

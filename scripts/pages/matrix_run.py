@@ -13,7 +13,11 @@ from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.base.errors import UserError
 from mini_engine.engine.offline import Completion
 
-GROUPS = {"windows": 3, "all kinds": 2}  # a block has K and V of one group, so the same memory has more blocks
+GROUPS = {
+    "windows": 3,
+    "all kinds": 2,
+    "Gemma 3": 6,
+}  # a block has K and V of one group, so the same memory has more blocks
 CROWD = 8  # times as many blocks and requests at a time
 LEAST_SHARED = 64  # tokens; from here on the C++ kernels read keys once for all sequences that share them
 
