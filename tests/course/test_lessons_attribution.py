@@ -236,13 +236,13 @@ def test_the_same_result_is_in_the_terminal_and_in_json(toy):
 
 def test_a_pitfall_is_chosen_by_what_was_observed_not_by_a_tests_name():
     tests = ("tests/l0/test_seats.py::test_lowest_free_seats",)
-    bug = Bug("b", "The last seats go first", "m", "f", "r", tests, "lowest.free.seats")
+    bug = Bug("The last seats go first", "m", "f", "r", tests, "lowest.free.seats")
     assert not shows(bug, TestResult(tests[0], "failed", failure=Failure("IndexError", "list index out of range")))
     assert shows(bug, TestResult(tests[0], "failed", failure=Failure("AssertionError", "the lowest free seats go")))
 
 
 def test_an_exception_that_does_not_come_points_only_to_its_own_tests_pitfall():
-    bug = Bug("b", "p", "m", "f", "r", ("tests/a.py::test_a",), "DID NOT RAISE")
+    bug = Bug("p", "m", "f", "r", ("tests/a.py::test_a",), "DID NOT RAISE")
     failure = Failure("Failed", "DID NOT RAISE ValueError", must_raise="ValueError")
     assert shows(bug, TestResult("tests/a.py::test_a[1]", "failed", failure=failure))
     assert not shows(bug, TestResult("tests/a.py::test_other", "failed", failure=failure))

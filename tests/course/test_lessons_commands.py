@@ -311,7 +311,7 @@ def test_a_lesson_may_be_called_by_number_or_id(toy, name):
         ('title = "Seats"', "", "the key 'title' is missing"),
         ("minutes = 5", "minutes = ", "lesson.toml: "),
         ('hints = ["a", "b", "c"]', 'hints = ["a"]', "task 3 must have 3 hints, not 1"),
-        ("number = 3", "number = 5", "tasks are numbered [1, 2, 5]"),
+        ("[tasks.3]", "[tasks.5]", "tasks are numbered [1, 2, 5]"),
         ("seats.py::double", "seats.py.double", "write it as file::symbol"),
         ("seats.py::double", "other.py::double", "which is not in modules"),
         ("seats.py::double", "seats.py::Seats.take", "two tasks share a target"),

@@ -132,9 +132,9 @@ def test_a_lessons_page_prints_no_tasks_body(lesson):
 def test_a_lessons_page_names_the_pitfall_and_the_test_of_each_bug(lesson):
     section = plain(read(lesson.page).section("Pitfalls"))
     for bug in lesson.bugs:
-        assert plain(bug.pitfall) in section, f"'Pitfalls' does not name {bug.pitfall!r} ({bug.name})"
+        assert plain(bug.pitfall) in section, f"'Pitfalls' does not name {bug.pitfall!r}"
         names = {test.rpartition("::")[2] for test in bug.tests}
-        assert any(name in section for name in names), f"'Pitfalls' names no test of {bug.name}: {names}"
+        assert any(name in section for name in names), f"'Pitfalls' names no test of {bug.pitfall!r}: {names}"
 
 
 @each_lesson
