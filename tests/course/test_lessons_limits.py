@@ -15,11 +15,6 @@ from lessons._course.runner import Spawned
 from tests.course.toy import Toy, assert_ends, check, states, words
 
 
-def at_top(toy: Toy, line: str) -> None:
-    """Write a finished file with one more line at its top."""
-    toy.write_wrong("FIRST = 0", f"FIRST = 0\n{line}\n")
-
-
 @pytest.mark.parametrize("times, expected", [(0.5, 1.0), (3.0, 3.0)])
 def test_limits_grow_with_the_processor_time_that_a_sample_takes(monkeypatch, times, expected):
     clock = iter([7.0, 7.0 + times * USUAL_SECONDS])
@@ -119,7 +114,7 @@ def test_an_endless_loop_at_module_level_is_suspected_at_the_time_limit(toy):
 
 
 def test_a_loop_at_the_top_of_the_file_is_stopped_at_its_line(toy):
-    at_top(toy, "while True: pass")
+    toy.write_top("while True: pass")
     verdict = check(toy, test_seconds=0.5)
     assert verdict.advice.where.startswith("work/l0/seats.py:6") and verdict.advice.result.status == "hung"
 
@@ -143,5 +138,5 @@ def test_a_loop_that_catches_everything_is_stopped_too(toy):
 
 
 def test_a_thread_that_never_ends_holds_nothing_up(toy):
-    at_top(toy, "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()")
+    toy.write_top("import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()")
     assert check(toy).passed

@@ -31,16 +31,6 @@ def test_its_links_and_scripts_exist():
     assert (ROOT / ".github" / "ISSUE_TEMPLATE" / "report.yml").is_file()
 
 
-@pytest.mark.parametrize("page", ["README.md", "lessons/README.md"])
-def test_the_badge_leads_to_it(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    here = f"kv-course/kv-course/blob/main/{notebook.FILE.relative_to(ROOT).as_posix()}"
-    badge = re.search(r"\[!\[Open in Colab\]\((\S+)\)\]\((\S+)\)", text)
-    assert badge and badge[2] == f"https://colab.research.google.com/github/{here}"
-    assert ((ROOT / page).parent / badge[1]).is_file(), "a badge is a file of ours; the site fetches nothing"
-    assert f"https://www.kaggle.com/kernels/welcome?src=https://github.com/{here}" in text
-
-
 # ---------------------------------------------------------------- from end to end
 
 

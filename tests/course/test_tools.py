@@ -132,17 +132,6 @@ def test_a_launched_step_takes_as_long_as_its_kernels_in_turn(work):
         assert got["loop"] <= got["replayed"], one
 
 
-def test_the_launches_play(site_http, browser):
-    with visiting(browser, site_http) as visitor:
-        visitor.page.goto(site_http.url(PAGES["launch"]))
-        room = visitor.page.locator(".kv-tool[data-tool=launch]")
-        assert room.locator("img, .drawing").count() == 0, "the picture for GitHub has made room"
-        room.get_by_role("button", name="Play").click()
-        visitor.page.wait_for_function("Number(document.querySelector('.kv-tool [name=time]').value) < 50")
-        visitor.page.wait_for_function("Number(document.querySelector('.kv-tool [name=time]').value) === 100")
-        assert not visitor.complaints
-
-
 def test_the_roofline_is_the_one_that_was_measured(work):
     report = json.loads((ROOT / "lessons" / "l9_speed" / "step.json").read_text(encoding="utf-8"))
     speeds = dict(re.findall(r"(\d+) at once: memory is read at ([\d.]+)", "\n".join(report["notes"])))
@@ -268,49 +257,3 @@ def test_a_tool_answers_when_it_is_changed_and_is_accessible(tool, site_http, br
         page.evaluate(AXE.read_text(encoding="utf-8"))
         assert not page.evaluate(RUN_AXE, {"place": f".kv-tool[data-tool={tool}]"})  # test_site looks at the rest
         assert not visitor.complaints
-
-
-DRAGGED = [("break-even", "bandwidth"), ("break-even", "rate"), ("replicas", "beta"), ("roofline", "batch")]
-
-
-@pytest.mark.parametrize("width", [DESKTOP, PHONE])
-@pytest.mark.parametrize(("tool", "key"), DRAGGED)
-def test_a_handle_follows_the_pointer_and_the_slider_follows_the_handle(tool, key, width, site_http, browser):
-    with visiting(browser, site_http, width=width) as visitor:
-        page = visitor.page
-        page.goto(site_http.url(PAGES[tool]))
-        page.evaluate("document.querySelectorAll('details').forEach(box => (box.open = true))")
-        room = page.locator(f".kv-tool[data-tool={tool}]")
-        handle, slider = room.locator(f"svg [data-key={key}]"), room.locator(f"input[name={key}]")
-        handle.scroll_into_view_if_needed()
-        box, before = handle.bounding_box(), float(slider.input_value())
-        at = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-        for way in (40, 80):  # further than the first move: what is dragged stays in the hand
-            page.mouse.move(*at)
-            page.mouse.down()
-            page.mouse.move(at[0] + way / 2, at[1] + 30)
-            page.mouse.move(at[0] + way, at[1] + 30)
-            page.mouse.up()
-            now = handle.bounding_box()
-            assert now["x"] + now["width"] / 2 == pytest.approx(at[0] + way, abs=36), "within half a slider's step"
-            moved = float(slider.input_value())
-            assert moved > before
-            before = moved
-            at = now["x"] + now["width"] / 2, now["y"] + now["height"] / 2
-        page.mouse.move(*at)
-        assert handle.bounding_box() == now, "once let go, it stays"
-        page.mouse.move(*at)
-        page.mouse.down()
-        page.mouse.move(0, at[1])
-        page.mouse.up()
-        assert float(slider.input_value()) == pytest.approx(float(slider.get_attribute("min"))), (
-            "and it ends where the slider does"
-        )
-        assert "NaN" not in room.inner_text() and not visitor.complaints
-
-
-def test_without_scripts_there_is_no_empty_box(site_http, browser):
-    with visiting(browser, site_http, java_script_enabled=False) as visitor:
-        visitor.page.goto(site_http.url(PAGES["pool"]))
-        box = visitor.page.locator(".kv-tool").bounding_box()
-        assert box is None or box["height"] == 0
