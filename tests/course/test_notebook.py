@@ -99,13 +99,3 @@ def test_it_runs_from_end_to_end(tmp_path, monkeypatch):
     assert "Task 2 is done" in said["check"] and "Task 3 is done" in said["check"], said["check"]
     page = said["page"]
     assert page.startswith("# A machine's report") and "676 of 676 tokens of 6 lessons" in " ".join(page.split())
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(os.name == "nt" or shutil.which("git") is None, reason="its commands are for Linux")
-def test_an_exercise_that_is_not_written_is_red_and_stops_nothing(tmp_path, monkeypatch):
-    copy = copy_of_checkout(tmp_path)
-    nothing = {"smoke": "pass", "report": "pass", "page": "pass"}
-    cells = nothing | {"clone": f"%cd {copy}", "install": f"!ln -s {ROOT / '.venv'} .venv"}
-    said = executed(tmp_path, monkeypatch, cells)
-    assert "Task 2 is not written yet" in said["check"] and said["hint"].strip()

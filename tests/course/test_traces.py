@@ -14,9 +14,8 @@ from pathlib import Path
 
 from scripts import ROOT
 from scripts.traces import record as recording
-from scripts.traces.pictures import PLAYER, is_current, picture_path
+from scripts.traces.pictures import PLAYER, is_current
 from scripts.traces.tape import VERSION, Tape, read_trace
-from scripts.website.player_links import place_of
 
 import pytest
 
@@ -95,22 +94,6 @@ def test_questions_have_one_right_answer_among_two_to_four(name):
         assert 2 <= len(options) <= 4 and len(set(options)) == len(options)
         assert question["right"] in range(len(options))
         assert question["question"].endswith("?") and question["why"].endswith((".", "?"))
-
-
-@each_trace
-def test_each_trace_is_placed_on_its_lessons_page(name):
-    page = PATHS[name].parent / "README.md"
-    shown = f"]({picture_path(PATHS[name]).name})]({PATHS[name].name})"
-    assert shown in page.read_text(encoding="utf-8")
-
-
-@each_trace
-def test_each_frame_names_a_function_that_exists(name):
-    for frame in TRACES[name]["frames"]:
-        file, first, last = place_of(frame["code"])
-        lines = (ROOT / file).read_text(encoding="utf-8").splitlines()[first - 1 : last]
-        symbol = frame["code"].rpartition("::")[2].rpartition(".")[2]
-        assert any(line.split("(")[0].split(":")[0].split()[-1:] == [symbol] for line in lines[:3]), frame["code"]
 
 
 COMMIT, RANKS = "kv.contiguous.CachedSequence.commit", "distributed.tensor_parallel"
@@ -212,13 +195,3 @@ def test_what_cannot_be_traced_is_said_in_a_sentence(tmp_path):
     (folder / "tokenizer.py").write_text("def broken(:\n", encoding="utf-8")
     done = check_trace(6, tmp_path)
     assert done.returncode == 2 and done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.mark.nightly  # as dear as its recording
-def test_a_layer_with_one_operation_more_cannot_be_told_as_it_was_measured(monkeypatch):
-    from mini_engine.model.layers import RMSNorm
-
-    plain = RMSNorm.forward
-    monkeypatch.setattr(RMSNorm, "forward", lambda self, x: plain(self, x) + 0)
-    with pytest.raises(ValueError):
-        recording.record("l9-gaps")
