@@ -76,17 +76,23 @@ def read_answers(lesson: Lesson) -> Answers:
         return Answers((), ())
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
-        answers = Answers(
-            tuple(Answer(**entry) for entry in raw.get("alternatives", ())),
-            tuple(Answer(**entry) for entry in raw.get("mistakes", ())),
-        )
+        answers = Answers(_answers(raw, "right"), _answers(raw, "wrong"))
         for answer in (*answers.right, *answers.wrong):
             lesson.task(answer.task)
             if bool(answer.code) == bool(answer.find):
                 raise CourseError(f"answer {answer.name!r} needs either code, or find and replace")
-    except (OSError, tomllib.TOMLDecodeError, TypeError, CourseError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CourseError(f"{path}: {error}") from None
     return answers
+
+
+def _answers(raw: dict, kind: str) -> tuple[Answer, ...]:
+    """Return the answers in the tables `[tasks.N.kind]`: `name = code`, or `name = {…}` with other fields."""
+    return tuple(
+        Answer(int(number), name, **({"code": entry} if isinstance(entry, str) else entry))
+        for number, task in raw["tasks"].items()
+        for name, entry in task[kind].items()
+    )
 
 
 def apply(lesson: Lesson, answers: Sequence[Answer], sources: dict[str, str]) -> dict[str, str]:

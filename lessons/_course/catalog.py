@@ -43,7 +43,6 @@ class Task:
 class Bug:
     """A pitfall of the page as a small code change. With it, one of `tests` fails and its output matches `symptom`."""
 
-    name: str
     pitfall: str
     module: str
     find: str
@@ -91,15 +90,11 @@ def read_lesson(path: Path) -> Lesson:
         CourseError: the file is not valid TOML, lacks a key, or contradicts itself.
     """
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-        lesson = _lesson(raw, path.parent)
-    except tomllib.TOMLDecodeError as error:
-        raise CourseError(f"{path}: {error}") from None
+        return _lesson(tomllib.loads(path.read_text(encoding="utf-8")), path.parent)
     except KeyError as error:
         raise CourseError(f"{path}: the key {error} is missing") from None
-    except CourseError as error:
+    except ValueError as error:
         raise CourseError(f"{path}: {error}") from None
-    return lesson
 
 
 def read_lessons(places: Places) -> list[Lesson]:
@@ -136,8 +131,8 @@ def _lesson(raw: dict, folder: Path) -> Lesson:
         modules=tuple(raw["modules"]),
         tests=tuple(raw["tests"]),
         smoke=tuple(raw.get("smoke", ())),
-        tasks=tuple(_task(entry) for entry in raw.get("tasks", ())),
-        bugs=tuple(_bug(entry) for entry in raw.get("bugs", ())),
+        tasks=tuple(_task(int(number), entry) for number, entry in raw.get("tasks", {}).items()),
+        bugs=tuple(bug for pitfall, entries in raw.get("pitfalls", {}).items() for bug in _bugs(pitfall, entries)),
         folder=folder,
     )
     _check_modules(lesson)
@@ -145,10 +140,10 @@ def _lesson(raw: dict, folder: Path) -> Lesson:
     return lesson
 
 
-def _task(raw: dict) -> Task:
+def _task(number: int, raw: dict) -> Task:
     targets = raw["targets"] if "targets" in raw else [raw["target"]]
     return Task(
-        number=raw["number"],
+        number=number,
         title=raw["title"],
         targets=tuple(Target.parse(text) for text in targets),
         lines=raw["lines"],
@@ -156,9 +151,19 @@ def _task(raw: dict) -> Task:
     )
 
 
-def _bug(raw: dict) -> Bug:
-    fields = {key: raw[key] for key in ("name", "pitfall", "module", "find", "replace", "symptom")}
-    return Bug(tests=tuple(raw["tests"]), **fields)
+def _bugs(pitfall: str, raw: dict | list[dict]) -> list[Bug]:
+    """Return a pitfall's bugs: one, or several where its header has double brackets."""
+    return [
+        Bug(
+            pitfall=pitfall,
+            module=entry["change"]["module"],
+            find=entry["change"]["find"],
+            replace=entry["change"]["replace"],
+            tests=tuple(entry["caught"]["tests"]),
+            symptom=entry["caught"]["symptom"],
+        )
+        for entry in (raw if isinstance(raw, list) else [raw])
+    ]
 
 
 def _check_modules(lesson: Lesson) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.course.proofs import Proofs, one_at_a_time
-from tests.course.site_fixtures import browser, site, site_file, site_folders, site_http
+from tests.course.site_fixtures import browser, site, site_file, site_folders, site_http, visit
 from tests.course.toy import Toy
 
-__all__ = ["browser", "site", "site_file", "site_folders", "site_http"]
+__all__ = ["browser", "site", "site_file", "site_folders", "site_http", "visit"]
 
 
 FOLDER = Path(__file__).parent

@@ -1,13 +1,16 @@
 """Course machinery. Fixtures: the built website and a browser, for the tests that open pages."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
-from scripts.website.browser import Site, build_sites, find_browser, launched, served
+from scripts.website.browser import Site, build_sites, find_browser, launched, served, visiting
 
 import pytest
 from filelock import FileLock  # torch brings it
+
+PATIENCE_MS = 90_000  # to load Python on a busy machine
 
 
 class Builds(dict[str, Path]):
@@ -64,3 +67,20 @@ def browser() -> Iterator:
         pytest.skip("needs Chromium or Chrome on the PATH: on Debian and Ubuntu, apt-get install chromium")
     with launched(executable) as found:
         yield found
+
+
+@pytest.fixture
+def visit(site_http, browser) -> Iterator[Callable]:
+    """Return a function that opens a page of the served site in a new tab. At the end, no tab may have complained."""
+    with ExitStack() as tabs:
+        visitors = []
+
+        def open_page(source: str = "README.md", **look):
+            visitors.append(tabs.enter_context(visiting(browser, site_http, **look)))
+            visitors[-1].page.set_default_timeout(PATIENCE_MS)
+            visitors[-1].page.goto(site_http.url(source))
+            return visitors[-1].page
+
+        yield open_page
+        complaints = [text for visitor in visitors for text in visitor.complaints]
+        assert not complaints, "\n".join(complaints)

@@ -17,7 +17,6 @@ from mini_engine.base.errors import UserError
 from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager
-from tests.course.threads import wait_policy
 from tests.support import checkpoint
 
 FAMILY = "two, tied, wide heads"
@@ -110,11 +109,6 @@ def test_every_suite_has_help(suite, capsys):
     assert leave.value.code == 0 and "--json" in capsys.readouterr().out
 
 
-def test_threads_wait_as_in_use_while_a_suite_measures():
-    """The smoke scripts' setting, which suits a busy machine, would change the figures."""
-    assert wait_policy("from scripts.bench.command import main; main(['ladder', '--quick'])") == "None"
-
-
 # ---------------------------------------------------------------- random checkpoints
 
 
@@ -134,20 +128,3 @@ def test_a_random_checkpoint_runs_here_and_in_transformers_alike(tmp_path):
         got = ours(torch.tensor(ids), no_cache.NoCache(), no_cache.Recompute().plan(ids))
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
     assert got.std() > 0.01, "random weights, not empty ones"
-
-
-def test_a_checkpoint_is_replaced_only_on_request_and_then_completely(tmp_path, capsys):
-    assert make(tmp_path) == 0
-    (tmp_path / "m" / "model-00001-of-00002.safetensors").touch()
-    assert make(tmp_path) == 2 and "is not empty; give another --out, or --overwrite" in capsys.readouterr().err
-    assert make(tmp_path, "--overwrite") == 0
-    left = {path.name for path in (tmp_path / "m").iterdir()}
-    assert left == {"config.json", "model.safetensors"}, "no shard and no index of the old one stays behind"
-
-
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(make_random_qwen3.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    assert make(tmp_path) == 2
-    err = capsys.readouterr().err
-    assert "the weights take" in err and err.count("\n") == 1
-    assert not list(tmp_path.rglob("*.safetensors")) and not (tmp_path / "m").exists()

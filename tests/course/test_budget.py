@@ -3,14 +3,12 @@
 Protects all who wait for it. The clock decides nothing here: on a slow machine these tests pass as on a fast one.
 """
 
-import json
 from collections import Counter
 
 import pytest
 
-from tests import costs
-from tests.costs import Key, keep, times
-from tests.shards import part_of, parts_of
+from tests.costs import Key, times
+from tests.shards import parts_of
 
 BUDGET = {"": 180.0, "ci": 410.0}  # processor seconds of all tests without a mark, and of CI's
 
@@ -35,17 +33,3 @@ def test_shards_are_whole_in_order_and_cost_the_same():
     for key, part in zip(tests, where, strict=True):
         spent[part] += recorded.get(key, 0.0) / 100
     assert max(spent.values()) - min(spent.values()) <= 20.0
-
-
-@pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", ""])
-def test_a_shard_that_does_not_exist_is_refused(text):
-    with pytest.raises(pytest.UsageError):
-        part_of(text)
-
-
-def test_what_did_not_run_stays_on_record_as_long_as_it_exists(tmp_path, monkeypatch):
-    monkeypatch.setattr(costs, "TIMES", tmp_path / "times.json")
-    here = "tests/course/test_budget.py::test_the_tests_stay_within_their_budget"
-    costs.TIMES.write_text(json.dumps({here: {"ci": 9.0, "nightly": 2.0}, "tests/gone.py::test_a": {"": 1.0}}), "utf-8")
-    keep([(Key(here, "ci"), 0.5), (Key(here, "ci"), 0.25)])
-    assert times() == {Key(here, "ci"): 0.8, Key(here, "nightly"): 2.0}

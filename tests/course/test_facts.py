@@ -8,8 +8,6 @@ import json
 import math
 import re
 from functools import cache
-from itertools import pairwise
-from statistics import fmean
 
 from scripts import ROOT
 from scripts.bench import blocks
@@ -47,12 +45,6 @@ def gives(folder: str, *figures: str) -> None:
         assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?!\d|[.,]\d)", page(folder)), (
             f"write {figure} in lessons/{folder}/README.md: that is what was just computed"
         )
-
-
-# ---------------------------------------------------------------- other packages
-
-
-# ---------------------------------------------------------------- our own
 
 
 def test_the_size_of_a_records_header_is_the_one_on_the_page():
@@ -144,10 +136,6 @@ def methods() -> dict[str, dict[int, dict[str, float]]]:
     return found
 
 
-def mean_kl(row: dict[str, float]) -> float:
-    return fmean(row[f"KL, seed {seed}"] for seed in range(3))
-
-
 @pytest.mark.parametrize(
     ("method", "digits"), [("plain", 2), ("plain, groups of 32", 2), ("keys by channel", 3), ("rotated", 3)]
 )
@@ -156,28 +144,6 @@ def test_lesson_17_s_table_of_methods_is_the_kept_run(method, digits):
     gives(
         "l17_bits", " | ".join([f"{row['bits stored']:g}", *(f"{row[f'KL, seed {n}']:.{digits}f}" for n in range(3))])
     )
-
-
-def test_what_rotation_groups_and_a_bit_gain_is_what_lesson_17_says():
-    found = methods()
-    plain, turned, groups = (found[name] for name in ("plain", "rotated", "rotated, groups of 32"))
-
-    def plain_bits(divergence: float) -> float:
-        """Return how many bits plain rounding has to store for that KL, on the chart's line."""
-        for few, many in pairwise(plain.values()):
-            if mean_kl(few) >= divergence >= mean_kl(many):
-                part = math.log(mean_kl(few) / divergence) / math.log(mean_kl(few) / mean_kl(many))
-                return few["bits stored"] + part * (many["bits stored"] - few["bits stored"])
-        raise AssertionError(divergence)
-
-    gains = [plain_bits(mean_kl(turned[bits])) - turned[bits]["bits stored"] for bits in (3, 4, 5, 6)]
-    gives("l17_bits", f"{min(gains):.1f} to {max(gains):.2f} bits")
-    few, many = (mean_kl(plain[bits]) / mean_kl(plain[bits + 1]) for bits in (2, 4))
-    gives("l17_bits", f"{few:.1f} times", f"{many:.1f} between")
-    straight = [mean_kl(rows[5]) / mean_kl(rows[6]) for name, rows in found.items() if name != "plain"]
-    assert min(straight) > 3.5 and max(straight) < 4.5, "from five bits on a bit makes KL four times smaller"
-    half = [mean_kl(turned[bits]) / mean_kl(groups[bits]) for bits in (4, 5, 6)]
-    assert min(half) > 1.7 and max(half) < 2.1, "half a bit stored, half a bit gained: about two times"
 
 
 @pytest.mark.parametrize("file", ["serving.json", "serving-limits.json"])
@@ -191,18 +157,6 @@ def test_lesson_7_s_tables_of_servers_are_the_kept_runs(file):
             cells.append(" / ".join(f"{row[key]:,.0f}" for row in beside))
         cells.append(" / ".join(f"{row['good a second']:.2f}" for row in beside))
         gives("l7_server", " | ".join(cells))
-
-
-def test_lesson_9_s_rounds_range_as_in_the_kept_run():
-    ours = [row for row in kept("l9_speed/peers.json") if row["engine"] == "ours"]
-    one, eight, *others = ours
-    over = one["% of memory"] * one["highest"] / one["tokens/s"]
-    gives("l9_speed", f"{one['lowest']:.1f} to {one['highest']:.1f} tokens/s", f"{over:.0f} % of it")
-    under = one["% of memory"] * one["lowest"] / one["tokens/s"]
-    assert f"{under:.0f} to {over:.0f} %" in (LESSONS / "seen-on.md").read_text(encoding="utf-8")
-    gives("l9_speed", f"from {eight['lowest']:.0f} to {eight['highest']:.0f}")
-    most = max(abs(row[end] / row["tokens/s"] - 1) for row in others for end in ("lowest", "highest"))
-    gives("l9_speed", f"{most:.0%} of the median".replace("%", " %"))
 
 
 def test_the_longest_gaps_on_the_pages_of_figures_are_lesson_19_s():
@@ -244,10 +198,6 @@ def test_olmo_3_s_longest_text_takes_what_lesson_15_says():
 
 def test_a_step_has_as_many_drafts_as_lesson_14_says():
     gives("l14_speculation", f"{share_of_rows(Speculation().max_rows, 1)} drafts")
-
-
-def test_a_row_of_logits_for_every_rank_is_as_large_as_lesson_18_says():
-    gives("l18_ranks", f"{2 * SMALL.vocab_size / 2**10:.0f} KiB")
 
 
 def test_a_latent_in_8_bits_is_as_large_as_lesson_16_says():

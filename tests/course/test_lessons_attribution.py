@@ -57,13 +57,6 @@ TestSeats.settings = settings(max_examples=10, stateful_step_count=6)
 """
 
 
-def done_before(toy: Toy, *tasks: int) -> None:
-    progress = Progress(toy.places.work)
-    entry = progress.entry(toy.lesson)
-    entry.tasks_done = list(tasks)
-    progress.save(toy.lesson, entry)
-
-
 def add_test(toy: Toy, text: str) -> None:
     path = toy.places.root / "tests/l0/test_seats.py"
     path.write_text(path.read_text(encoding="utf-8") + "\n\n" + text, encoding="utf-8")
@@ -95,12 +88,13 @@ def test_an_error_in_a_test_of_no_task_belongs_to_the_task_that_raised_it(toy):
 def test_a_wrong_value_in_a_test_of_no_task_belongs_to_the_task_that_it_calls(toy):
     add_test(toy, "def test_ten():\n    ten = 10\n    assert double(ten) == 20\n")
     toy.write_wrong("double(x: int) -> int: return 2 * x", "double(x):\n    return 2 * x if x < 9 else 0")
-    done_before(toy, 1, 2)
+    toy.done(1, 2)
     verdict = check(toy)
     assert verdict.advice.headline == "Task 1 (double) is not right yet: `double(ten)` is 0, expected: 20."
     assert verdict.advice.result.input == "  ten = 10\n> assert double(ten) == 20"
 
 
+# A test of task 2 that needs task 3, and a mistake of task 3 that only this test sees.
 AGAIN = """@pytest.mark.task(2)
 def test_take_again():
     seats = Seats(2)
@@ -109,15 +103,16 @@ def test_take_again():
 """
 
 
-def give_task_2_a_test_that_needs_task_3(toy: Toy) -> None:
-    add_test(toy, AGAIN)
+FROM_THE_FRONT = (
+    "seats = seats[:-1] if self.free.append(seats[-1]) is None else seats",
+    "seats = seats[1:] if self.free.append(seats[0]) is None else seats",
+)
 
 
 def test_a_task_whose_own_tests_do_not_see_its_mistake_is_found_by_exchanging_its_code(toy):
-    give_task_2_a_test_that_needs_task_3(toy)
-    wrong = "seats = seats[1:] if self.free.append(seats[0]) is None else seats"
-    toy.write_wrong("seats = seats[:-1] if self.free.append(seats[-1]) is None else seats", wrong)
-    done_before(toy, 1, 3)
+    add_test(toy, AGAIN)
+    toy.write_wrong(*FROM_THE_FRONT)
+    toy.done(1, 3)
     verdict = check(toy)
     assert verdict.advice.headline == (
         "Task 3 (Seats.give_back) is not right yet: what was given back last goes last"
@@ -131,7 +126,7 @@ def test_a_task_whose_own_tests_do_not_see_its_mistake_is_found_by_exchanging_it
 
 
 def test_a_tests_own_task_is_exchanged_first(toy):
-    give_task_2_a_test_that_needs_task_3(toy)
+    add_test(toy, AGAIN)
     toy.write_wrong(
         "taken, self.free = self.free[:n], self.free[n:]", "taken, self.free = sorted(self.free[:n]), self.free[n:]"
     )
@@ -141,7 +136,7 @@ def test_a_tests_own_task_is_exchanged_first(toy):
 
 
 def test_if_no_exchange_helps_a_test_belongs_to_its_own_task(toy):
-    give_task_2_a_test_that_needs_task_3(toy)
+    add_test(toy, AGAIN)
     toy.edit("tests/l0/test_seats.py", "seats.take(2) == [1, 0]", "seats.take(2) == [7]")
     toy.write(1, 2, 3)
     verdict = check(toy)
@@ -149,9 +144,8 @@ def test_if_no_exchange_helps_a_test_belongs_to_its_own_task(toy):
 
 
 def test_an_experiment_leaves_no_trace_in_the_report(toy):
-    give_task_2_a_test_that_needs_task_3(toy)
-    wrong = "seats = seats[1:] if self.free.append(seats[0]) is None else seats"
-    toy.write_wrong("seats = seats[:-1] if self.free.append(seats[-1]) is None else seats", wrong)
+    add_test(toy, AGAIN)
+    toy.write_wrong(*FROM_THE_FRONT)
     events = []
     report = check(toy, everything=True, watcher=events.append).report
     assert [result.test.partition("::")[2] for result in report.results if result.outcome == "failed"] == [
@@ -196,7 +190,7 @@ def lent(): yield {0}
 
 def test_an_earlier_task_that_a_change_broke_is_named(toy):
     toy.write_wrong("double(x: int) -> int: return 2 * x", "double(x): return 3 * x")
-    done_before(toy, 1, 2)
+    toy.done(1, 2)
     verdict = check(toy)
     assert verdict.advice.headline == "Task 1 (double) is not right yet: double means twice as much"
     assert "Task 1 was done before: a later change broke it." in words(verdict)
@@ -205,7 +199,7 @@ def test_an_earlier_task_that_a_change_broke_is_named(toy):
 
 def test_the_next_task_comes_first_and_the_run_ends_at_the_first_failure(toy):
     toy.write_wrong("            seats = seats[:-1]", "            seats = seats[:-2]")
-    done_before(toy, 1, 2)
+    toy.done(1, 2)
     verdict = check(toy)
     ran = [result.test for result in verdict.report.results if result.outcome != "not run"]
     assert ran == ["tests/l0/test_seats.py::test_give_back_makes_free"] and verdict.advice.result.task == 3
@@ -236,13 +230,13 @@ def test_the_same_result_is_in_the_terminal_and_in_json(toy):
 
 def test_a_pitfall_is_chosen_by_what_was_observed_not_by_a_tests_name():
     tests = ("tests/l0/test_seats.py::test_lowest_free_seats",)
-    bug = Bug("b", "The last seats go first", "m", "f", "r", tests, "lowest.free.seats")
+    bug = Bug("The last seats go first", "m", "f", "r", tests, "lowest.free.seats")
     assert not shows(bug, TestResult(tests[0], "failed", failure=Failure("IndexError", "list index out of range")))
     assert shows(bug, TestResult(tests[0], "failed", failure=Failure("AssertionError", "the lowest free seats go")))
 
 
 def test_an_exception_that_does_not_come_points_only_to_its_own_tests_pitfall():
-    bug = Bug("b", "p", "m", "f", "r", ("tests/a.py::test_a",), "DID NOT RAISE")
+    bug = Bug("p", "m", "f", "r", ("tests/a.py::test_a",), "DID NOT RAISE")
     failure = Failure("Failed", "DID NOT RAISE ValueError", must_raise="ValueError")
     assert shows(bug, TestResult("tests/a.py::test_a[1]", "failed", failure=failure))
     assert not shows(bug, TestResult("tests/a.py::test_other", "failed", failure=failure))

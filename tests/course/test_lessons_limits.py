@@ -15,11 +15,6 @@ from lessons._course.runner import Spawned
 from tests.course.toy import Toy, assert_ends, check, states, words
 
 
-def at_top(toy: Toy, line: str) -> None:
-    """Write a finished file with one more line at its top."""
-    toy.write_wrong("FIRST = 0", f"FIRST = 0\n{line}\n")
-
-
 @pytest.mark.parametrize("times, expected", [(0.5, 1.0), (3.0, 3.0)])
 def test_limits_grow_with_the_processor_time_that_a_sample_takes(monkeypatch, times, expected):
     clock = iter([7.0, 7.0 + times * USUAL_SECONDS])
@@ -40,12 +35,31 @@ def test_a_whole_check_may_take_longer_on_a_busy_machine(monkeypatch, busy, ends
     assert limit.is_over()
 
 
-def test_an_endless_loop_is_stopped_and_found(toy):
-    toy.write_wrong("        while seats:", "        while True:\n            continue")
+RETURN = "        return taken"
+LOOPS = {  # a change of the finished file, the task whose call does not end, and what stands where it was stopped
+    "a task": ("        while seats:", "        while True:\n            continue", 3, "in give_back:  continue"),
+    "the top of the file": ("FIRST = 0", "while True: pass", None, ":5"),
+    "what catches everything": (
+        RETURN,
+        "        while True:\n"
+        # Python looks for exceptions at calls: here, inside the try.
+        "            try: any(map(lambda x: False, iter(int, 1)))\n            except BaseException: pass",
+        2,
+        "any(map(",
+    ),
+    "what only the smoke script meets": (RETURN, f"        while n == 5:\n            pass\n{RETURN}", 2, ":36"),
+}
+
+
+@pytest.mark.parametrize(
+    "loop", [pytest.param(name, marks=pytest.mark.nightly if "smoke" in name else ()) for name in LOOPS]
+)
+def test_an_endless_loop_is_stopped_and_found(loop, toy):
+    old, new, task, where = LOOPS[loop]
+    toy.write_wrong(old, new)
     verdict = check(toy, test_seconds=0.5)
-    assert states(verdict) == ["done", "done", "failing"]
-    assert (verdict.advice.result.status, verdict.advice.result.task) == ("hung", 3)
-    assert "work/l0/seats.py:" in verdict.advice.where and "in give_back:  continue" in verdict.advice.where
+    assert not verdict.passed and (verdict.advice.result.status, verdict.advice.result.task) == ("hung", task)
+    assert verdict.advice.where.startswith("work/l0/seats.py:") and where in verdict.advice.where
 
 
 def test_after_several_hangs_the_remaining_tests_are_not_run(toy):
@@ -118,30 +132,6 @@ def test_an_endless_loop_at_module_level_is_suspected_at_the_time_limit(toy):
     assert "does a loop at the top of a file never end?" in words(check_until(toy, seen.exists))
 
 
-def test_a_loop_at_the_top_of_the_file_is_stopped_at_its_line(toy):
-    at_top(toy, "while True: pass")
-    verdict = check(toy, test_seconds=0.5)
-    assert verdict.advice.where.startswith("work/l0/seats.py:6") and verdict.advice.result.status == "hung"
-
-
-@pytest.mark.nightly
-def test_a_loop_that_only_the_smoke_script_meets_is_stopped(toy):
-    toy.write_wrong("        return taken", "        while n == 5:\n            pass\n        return taken")
-    verdict = check(toy, test_seconds=1.0)
-    assert verdict.advice.result.status == "hung" and verdict.advice.result.task == 2
-    assert verdict.advice.where.startswith("work/l0/seats.py:")
-
-
-def test_a_loop_that_catches_everything_is_stopped_too(toy):
-    loop = """        while True:
-            try: any(map(lambda x: False, iter(int, 1)))  # Python looks for exceptions at calls: here, inside the try
-            except BaseException: pass"""
-    toy.write_wrong("        return taken", loop)
-    verdict = check(toy, test_seconds=0.5)
-    assert (verdict.advice.result.status, verdict.advice.result.task) == ("hung", 2)
-    assert verdict.advice.where.startswith("work/l0/seats.py:")
-
-
 def test_a_thread_that_never_ends_holds_nothing_up(toy):
-    at_top(toy, "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()")
+    toy.write_top("import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()")
     assert check(toy).passed

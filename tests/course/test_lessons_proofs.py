@@ -35,7 +35,7 @@ each_task = pytest.mark.parametrize(
 )
 each_bug = pytest.mark.parametrize(
     ("lesson", "bug"),
-    [pytest.param(lesson, bug, id=f"{lesson.id}-{bug.name}") for lesson in LESSONS for bug in lesson.bugs],
+    [pytest.param(lesson, bug, id=f"{lesson.id}-{bug.pitfall}") for lesson in LESSONS for bug in lesson.bugs],
 )
 
 
@@ -191,6 +191,6 @@ def test_each_pitfall_is_caught_and_told(lesson, bug, found):
     if report.count("skipped") == len(report.results) > 0:
         pytest.skip(f"NOT CHECKED: {report.skipped}")
     failed = [result for result in report.results if result.outcome in ("failed", "hung")]
-    assert failed, f"no test of {bug.name} fails with the bug in place {report.trouble}"
+    assert failed, f"no test of {bug.pitfall!r} fails with the bug in place {report.trouble}"
     assert any(shows(bug, result) for result in failed), f"no failure matches {bug.symptom!r}:\n{failures(report)}"
     assert any(bug.pitfall in line for line in advice.lines), f"the advice does not name the pitfall: {advice}"

@@ -18,7 +18,7 @@ from scripts.live.labs import LABS
 from scripts.live.labs.events import parse
 from scripts.live.labs.lab import Lab
 from scripts.website import live
-from scripts.website.browser import DESKTOP, PHONE, Site, served, visiting
+from scripts.website.browser import Site, served, visiting
 from scripts.website.player_links import place_of
 
 import pytest
@@ -28,10 +28,10 @@ from lessons._course.catalog import read_lesson
 from lessons._course.places import Places
 from lessons._course.student import student_files
 from mini_engine.base.errors import UserError
-from tests.course.looks import EVERY_LOOK, LOOKS, MISFITS, REPOSITORY, SMALLEST_TEXT, TWO_FRAMES, looked_over
+from tests.course.looks import EVERY_LOOK, REPOSITORY, looked_over
+from tests.course.site_fixtures import PATIENCE_MS
 
 SEEDS = range(12)
-PATIENCE_MS = 90_000  # to load Python on a busy machine
 PAGES = {"l2_token_flat": "pool", "l3_block_tensor": "table", "l5_scheduler": "batch", "l8_radix": "tree"}
 COMMENT = re.compile(r"^<!-- exercise: ([\d, ]+) -->$", re.MULTILINE)
 WRITTEN = ("l0_the_loop", "l1_contiguous", *PAGES)  # lessons with tasks to write in the page
@@ -194,27 +194,6 @@ def test_random_events_give_the_same_states_in_the_page(lab, in_page):
     assert not in_page.visitor.complaints
 
 
-DRAW = """async ([trace, kind]) => {
-    const KV = window.KvPlayer, place = document.querySelector("article .drawn") || document.createElement("div");
-    if (!KV.views[kind]) await KV.load(`${KV.base}views/${kind}.js`);
-    if (!place.isConnected) document.querySelector("article").prepend(place);
-    new KV.Player(place, trace).figure.classList.add("drawn");
-}"""
-
-
-@needs_python
-@each_lab
-@pytest.mark.parametrize("width", [DESKTOP, PHONE])
-def test_what_a_lab_draws_fits_at_every_width(lab, width, in_page):
-    in_page.page.set_viewport_size({"width": width, "height": 844})
-    for seed in SEEDS:
-        trace = in_page.ask("lab", lab=lab.name, seed=str(seed))["trace"]
-        in_page.page.evaluate(DRAW, [trace, lab.kind])
-        in_page.page.evaluate(TWO_FRAMES)
-        found = in_page.page.locator(".drawn").evaluate(MISFITS, SMALLEST_TEXT)
-        assert not found, f"seed {seed} of {lab.name}, {width} pixels wide: {found}"
-
-
 def reference(lesson_id: str, task: int) -> tuple[str, str]:
     """Return a task's module and its source."""
     lesson = read_lesson(ROOT / "lessons" / lesson_id / "lesson.toml")
@@ -328,46 +307,42 @@ def test_known_answers_are_judged_as_in_a_terminal(lesson_id, in_page):
 
 @pytest.mark.ci
 @needs_python
-def test_from_a_fresh_browser_to_a_green_task_and_a_lab_on_own_code(site_http, browser):
+def test_from_a_fresh_browser_to_a_green_task_and_a_lab_on_own_code(visit):
     _, source = reference("l2_token_flat", 2)
-    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        page = visitor.page
-        page.set_default_timeout(PATIENCE_MS)
-        page.goto(site_http.url("l2_token_flat/README.md"))
-        box = page.locator("#exercise-2-3")
-        box.get_by_role("button", name="Write tasks 2 and 3 here").click()
-        box.get_by_role("button", name="Check").click()
-        box.locator(".kv-live-verdict.open").wait_for()
-        assert "2" in box.locator(".kv-live-verdict").inner_text()
-        box.get_by_role("button", name="Hint").click()
-        assert re.search(r"\b1\b.*\b3\b", box.locator(".kv-live-verdict").inner_text())
-        write(box, source.replace("self.free_blocks.extend(blocks)", "self.free_block = list(blocks)"))
-        box.get_by_role("textbox").press("Control+Enter")
-        box.locator(".kv-live-verdict.bad").wait_for()
-        assert "BlockAllocator.free" in box.locator(".kv-live-verdict").inner_text()
-        assert box.locator(".kv-live-tasks .done").count() == 1
-        box.get_by_role("button", name="Watch it in the lab").click()
-        page.locator(".kv-figure.kv-live").wait_for()
-        page.locator(".kv-lab:not([aria-busy])").wait_for()
-        page.locator(".kv-figure.kv-live .kv-stage").press("End")
-        broken = page.locator("#lab-pool .kv-live-verdict.bad")
-        broken.get_by_role("link", name=re.compile(r"\b3\b")).click()
-        line = box.evaluate("box => box.exercise.editor.line")
-        assert "def free(" in source.splitlines()[line - 1], "to the task's own line"
-        write(box, source)
-        box.get_by_role("button", name="Check").click()
-        box.locator(".kv-live-verdict.good").wait_for()
-        page.get_by_role("button", name="Run the lab on your code").click()
-        page.locator(".kv-figure.kv-live").wait_for()
-        assert page.get_by_label("Run my own allocator.py").is_checked()
-        page.wait_for_function(OWN_CODE_HAS_NO_LINK)  # the repository does not show the reader's own
-        with page.expect_download() as saved:
-            box.get_by_role("button", name="Download allocator.py").click()
-        assert Path(saved.value.path()).read_text(encoding="utf-8") == source
-        page.reload()
-        page.get_by_role("button", name="Go on with tasks 2 and 3").click()
-        assert box.evaluate("box => box.exercise.text") == source, "the text must survive a reload"
-        assert not visitor.complaints
+    page = visit("l2_token_flat/README.md", reduced_motion="reduce")
+    box = page.locator("#exercise-2-3")
+    box.get_by_role("button", name="Write tasks 2 and 3 here").click()
+    box.get_by_role("button", name="Check").click()
+    box.locator(".kv-live-verdict.open").wait_for()
+    assert "2" in box.locator(".kv-live-verdict").inner_text()
+    box.get_by_role("button", name="Hint").click()
+    assert re.search(r"\b1\b.*\b3\b", box.locator(".kv-live-verdict").inner_text())
+    write(box, source.replace("self.free_blocks.extend(blocks)", "self.free_block = list(blocks)"))
+    box.get_by_role("textbox").press("Control+Enter")
+    box.locator(".kv-live-verdict.bad").wait_for()
+    assert "BlockAllocator.free" in box.locator(".kv-live-verdict").inner_text()
+    assert box.locator(".kv-live-tasks .done").count() == 1
+    box.get_by_role("button", name="Watch it in the lab").click()
+    page.locator(".kv-figure.kv-live").wait_for()
+    page.locator(".kv-lab:not([aria-busy])").wait_for()
+    page.locator(".kv-figure.kv-live .kv-stage").press("End")
+    broken = page.locator("#lab-pool .kv-live-verdict.bad")
+    broken.get_by_role("link", name=re.compile(r"\b3\b")).click()
+    line = box.evaluate("box => box.exercise.editor.line")
+    assert "def free(" in source.splitlines()[line - 1], "to the task's own line"
+    write(box, source)
+    box.get_by_role("button", name="Check").click()
+    box.locator(".kv-live-verdict.good").wait_for()
+    page.get_by_role("button", name="Run the lab on your code").click()
+    page.locator(".kv-figure.kv-live").wait_for()
+    assert page.get_by_label("Run my own allocator.py").is_checked()
+    page.wait_for_function(OWN_CODE_HAS_NO_LINK)  # the repository does not show the reader's own
+    with page.expect_download() as saved:
+        box.get_by_role("button", name="Download allocator.py").click()
+    assert Path(saved.value.path()).read_text(encoding="utf-8") == source
+    page.reload()
+    page.get_by_role("button", name="Go on with tasks 2 and 3").click()
+    assert box.evaluate("box => box.exercise.text") == source, "the text must survive a reload"
 
 
 def ticked(page) -> list[str]:
@@ -377,36 +352,32 @@ def ticked(page) -> list[str]:
 
 
 @needs_python
-def test_a_task_that_passes_in_the_page_is_ticked_as_one_of_the_terminal_s(tmp_path, site_http, browser):
+def test_a_task_that_passes_in_the_page_is_ticked_as_one_of_the_terminal_s(tmp_path, visit, site_http):
     _, source = reference("l2_token_flat", 2)
     record = tmp_path / "progress.json"
-    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        page = visitor.page
-        page.set_default_timeout(PATIENCE_MS)
-        page.goto(site_http.url("l2_token_flat/README.md"))
-        box = page.locator("#exercise-2-3")
-        box.get_by_role("button", name="Write tasks 2 and 3 here").click()
-        write(box, source.replace("self.free_blocks.extend(blocks)", "self.free_block = list(blocks)"))
-        box.get_by_role("button", name="Check").click()
-        box.locator(".kv-live-verdict.bad").wait_for()
-        assert ticked(page) == ["1 task"], "task 2 passes, task 3 does not"
-        write(box, source)
-        box.get_by_role("button", name="Check").click()
-        box.locator(".kv-live-verdict.good").wait_for()
-        assert ticked(page) == ["2 tasks"]
-        assert page.locator(".kv-done button").get_attribute("aria-pressed") == "false", "two tasks are no lesson"
-        page.goto(site_http.url())
-        assert ticked(page) == ["2 tasks"]
-        assert page.locator("[data-resume]").inner_text() == "Resume lesson 2"
-        record.write_text(
-            json.dumps({"version": 1, "lessons": {"l2_token_flat": {"tasks_done": [1, 2]}}}), encoding="utf-8"
-        )
-        page.set_input_files("#kv-import", record)
-        page.get_by_text("Imported.").wait_for()
-        assert ticked(page) == ["3 tasks"], "the terminal's 1 and 2 with the page's 2 and 3"
-        page.reload()
-        assert ticked(page) == ["3 tasks"]
-        assert not visitor.complaints
+    page = visit("l2_token_flat/README.md", reduced_motion="reduce")
+    box = page.locator("#exercise-2-3")
+    box.get_by_role("button", name="Write tasks 2 and 3 here").click()
+    write(box, source.replace("self.free_blocks.extend(blocks)", "self.free_block = list(blocks)"))
+    box.get_by_role("button", name="Check").click()
+    box.locator(".kv-live-verdict.bad").wait_for()
+    assert ticked(page) == ["1 task"], "task 2 passes, task 3 does not"
+    write(box, source)
+    box.get_by_role("button", name="Check").click()
+    box.locator(".kv-live-verdict.good").wait_for()
+    assert ticked(page) == ["2 tasks"]
+    assert page.locator(".kv-done button").get_attribute("aria-pressed") == "false", "two tasks are no lesson"
+    page.goto(site_http.url())
+    assert ticked(page) == ["2 tasks"]
+    assert page.locator("[data-resume]").inner_text() == "Resume lesson 2"
+    record.write_text(
+        json.dumps({"version": 1, "lessons": {"l2_token_flat": {"tasks_done": [1, 2]}}}), encoding="utf-8"
+    )
+    page.set_input_files("#kv-import", record)
+    page.get_by_text("Imported.").wait_for()
+    assert ticked(page) == ["3 tasks"], "the terminal's 1 and 2 with the page's 2 and 3"
+    page.reload()
+    assert ticked(page) == ["3 tasks"]
 
 
 def write(box, source: str) -> None:
@@ -468,39 +439,6 @@ def linked(code: str) -> list[str]:
     """Return where the repository shows a function, and its name."""
     file, first, last = place_of(code)
     return [f"{REPOSITORY}/blob/main/{file}#L{first}-L{last}", code]
-
-
-HEIGHT = """() => document.querySelector(".kv-lab .kv-live-panel").getBoundingClientRect().bottom
-    - document.querySelector(".kv-figure.kv-live").getBoundingClientRect().top"""
-
-
-@needs_python
-@pytest.mark.parametrize("page_id", PAGES)
-def test_a_phone_shows_a_lab_s_picture_and_controls_at_once(page_id, site_http, browser):
-    with visiting(browser, site_http, width=PHONE, reduced_motion="reduce") as visitor:
-        visitor.page.goto(site_http.url(f"{page_id}/README.md"))
-        opened(visitor.page, PAGES[page_id])
-        assert visitor.page.evaluate(HEIGHT) <= 844
-        visitor.page.get_by_text("Settings and more").click()
-        visitor.page.locator(".kv-lab").get_by_label("block size").fill("2")
-        visitor.page.locator(".kv-lab").get_by_label("block size").press("Enter")
-        visitor.page.wait_for_function("() => location.search.includes('size=2')")
-        assert not visitor.complaints
-
-
-@needs_python
-@pytest.mark.parametrize("page_id", PAGES)
-def test_axe_finds_nothing_in_open_editors(page_id, site_http, browser):
-    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        page = visitor.page
-        page.set_default_timeout(PATIENCE_MS)
-        page.goto(site_http.url(f"{page_id}/README.md"))
-        for go in page.locator(".kv-exercise .kv-live-go").all():
-            go.click()
-        for hint in page.get_by_role("button", name="Hint").all():
-            hint.click()
-        found = looked_over(page, LOOKS) + visitor.complaints
-        assert not found, "\n".join(found)
 
 
 def test_nothing_of_python_is_loaded_before_a_click(site_http, browser):

@@ -9,7 +9,8 @@ from scripts.website.browser import PHONE, visiting
 import pytest
 
 from tests.course.looks import AXE, RUN_AXE
-from tests.course.test_live import PATIENCE_MS, needs_python, reference, write
+from tests.course.site_fixtures import PATIENCE_MS
+from tests.course.test_live import needs_python, reference, write
 
 SOURCE = "l2_token_flat/README.md"
 EDITOR = "codemirror/codemirror.js"
@@ -91,21 +92,3 @@ def test_without_codemirror_the_text_area_stays(opened_editor):
     write(box, reference("l2_token_flat", 2)[1])
     area.press("Control+Enter")
     box.locator(".kv-live-verdict.good").wait_for()
-
-
-@needs_python
-def test_lesson_0_begins_in_the_page(site_http, browser):
-    with visiting(browser, site_http, width=PHONE, reduced_motion="reduce") as visitor:
-        page = visitor.page
-        page.set_default_timeout(PATIENCE_MS)
-        page.goto(site_http.url("l0_the_loop/README.md"))
-        box = page.locator("#exercise-1-4")
-        box.get_by_role("button", name="Write tasks 1 and 4 here").click()
-        write(box, reference("l0_the_loop", 1)[1].replace("int(logits.argmax())", "logits.argmax()"))
-        box.get_by_role("button", name="Check").click()
-        box.locator(".kv-live-verdict.bad").wait_for()
-        assert box.locator(".kv-live-verdict").inner_text().strip()
-        write(box, reference("l0_the_loop", 1)[1])
-        box.get_by_role("button", name="Check").click()
-        box.locator(".kv-live-verdict.good").wait_for()
-        assert not visitor.complaints

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from scripts.live.answers import MOST_ANSWER, MOST_PROMPT, SETTINGS, fed
 from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.website import live
-from scripts.website.browser import DESKTOP, PHONE, visiting
+from scripts.website.browser import visiting
 
 import pytest
 
 from mini_engine import LLM, SamplingParams
 from mini_engine.base.errors import UserError
-from tests.course.looks import EVERY_LOOK, TWO_FRAMES, looked_over
-from tests.course.test_live import PATIENCE_MS, needs_python
+from tests.course.site_fixtures import PATIENCE_MS
+from tests.course.test_live import needs_python
 
 ENDS = (2045, 2047)
 TYPED = ["The capital of Spain is", "Count from one to five.", "Once upon a time", "naïve 漢字 🙂"]
@@ -178,35 +178,3 @@ def test_what_cannot_be_continued_is_said_in_a_sentence_and_leaves_the_pool_alon
     page.get_by_role("button", name="The opposite of hot is").click()
     page.locator(".kv-model-text", has_text="cold").wait_for()
     assert not visitor.complaints
-
-
-OUTER = """() => [".kv-model .kv-live-panel", ".kv-model + .kv-figure", ".kv-model + .kv-figure svg.kv-art"].map(
-    name => { const box = document.querySelector(name).getBoundingClientRect(); return [box.left, box.right]; })"""
-
-
-@needs_python
-@pytest.mark.parametrize("width", [1440, 1200, 1000, 768, PHONE])
-def test_the_pool_is_as_wide_as_the_panel_above_it(width, visitor):
-    page = visitor.page
-    page.set_viewport_size({"width": width, "height": 900})
-    if page.get_by_role("button", name="Run the model here").count():
-        page.get_by_role("button", name="Run the model here").click()
-    page.locator(".kv-model:not([aria-busy]) + .kv-figure svg.kv-art").wait_for()
-    page.evaluate(TWO_FRAMES)
-    panel, figure, drawing = page.evaluate(OUTER)
-    page.set_viewport_size({"width": DESKTOP, "height": 900})
-    assert figure == pytest.approx(panel, abs=1)
-    assert panel[0] <= drawing[0] and drawing[1] <= panel[1], "the drawing must stay in its panel"
-
-
-@needs_python
-def test_axe_finds_nothing_in_the_open_model(site_http, browser):
-    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        page = visitor.page
-        page.set_default_timeout(PATIENCE_MS)
-        page.goto(site_http.url())
-        page.get_by_role("button", name="Run the model here").click()
-        page.locator(".kv-model-text strong").wait_for()
-        page.locator(".kv-model:not([aria-busy]) + .kv-figure").wait_for()
-        found = looked_over(page, EVERY_LOOK) + visitor.complaints
-        assert not found, "\n".join(found)

@@ -9,11 +9,12 @@ import re
 from scripts import ROOT
 from scripts.live.labs import LABS
 from scripts.live.page import lab as lab_answer
-from scripts.website.browser import DESKTOP, PHONE, visiting
+from scripts.website.browser import visiting
 
 import pytest
 
-from tests.course.test_live import PATIENCE_MS, each_lab, needs_python, opened, reference, write
+from tests.course.site_fixtures import PATIENCE_MS
+from tests.course.test_live import each_lab, needs_python, opened, reference, write
 
 LOST = "**/pyodide.asm.wasm"
 START = {  # what starts a download, and where it tells of it
@@ -68,78 +69,45 @@ def test_an_aborted_download_is_told_and_can_be_tried_again(started):
 
 
 @needs_python
-def test_a_download_that_stands_still_ends_after_a_time(started):
-    started.page.route(LOST, lambda route: None)  # never answered
-    _, box = started(silence=3)
-    box.get_by_role("button", name="Try again").wait_for()
-    assert re.search(r"\b3\b", box.inner_text())
+def test_a_refused_event_is_not_kept(visit):
+    page = visit("l5_scheduler/README.md", reduced_motion="reduce")
+    opened(page, "batch")
+    box = page.locator("#lab-batch")
+    box.get_by_role("button", name="Start over").click()
+    page.wait_for_function("() => !location.search.includes('%2B')")
+    box.get_by_label("Prompt tokens, answer tokens").fill("Hello there")
+    box.get_by_role("button", name="Arrive").click()
+    said = box.locator(".kv-live-say", has_text="give prompt tokens")
+    said.wait_for()
+    assert page.evaluate("document.querySelector('.kv-lab').lab.events") == []
+    box.get_by_label("Prompt tokens, answer tokens").fill("5,2")
+    box.get_by_role("button", name="Arrive").click()
+    page.wait_for_function("() => location.search.includes('%2BA%3D5%2C2')")
+    assert not said.count(), "the refusal must not come back at the next step"
 
 
 @needs_python
-def test_a_download_shows_how_much_has_come(started):
-    started.page.add_init_script(
-        """new MutationObserver(() => document.querySelectorAll(".kv-live-meter:not([hidden])").forEach((meter) =>
-            (window.seen ||= []).push([meter.firstChild.value, meter.innerText, meter.parentElement.className])))
-        .observe(document, { subtree: true, childList: true, characterData: true, attributes: true });"""
-    )
-    _, box = started()
-    box.locator(".kv-live-meter").wait_for()
-    box.locator(".kv-live-meter").wait_for(state="hidden")
-    seen = started.page.evaluate("window.seen")
-    assert len({box for *_, box in seen}) == 1, "only what the reader has asked for tells of its download"
-    shares = [share for share, *_ in seen]
-    assert shares == sorted(shares) and len(set(shares)) > 5, "the bar grows"
-    assert max(shares) == pytest.approx(1, abs=0.03), "and it ends at its end"
-    assert re.search(r"\d\.\d of \d+\.\d MB", "\n".join(words for _, words, _ in seen))
-
-
-@needs_python
-def test_a_refused_event_is_not_kept(site_http, browser):
-    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        page = visitor.page
-        page.goto(site_http.url("l5_scheduler/README.md"))
-        opened(page, "batch")
-        box = page.locator("#lab-batch")
-        box.get_by_role("button", name="Start over").click()
-        page.wait_for_function("() => !location.search.includes('%2B')")
-        box.get_by_label("Prompt tokens, answer tokens").fill("Hello there")
-        box.get_by_role("button", name="Arrive").click()
-        said = box.locator(".kv-live-say", has_text="give prompt tokens")
-        said.wait_for()
-        assert page.evaluate("document.querySelector('.kv-lab').lab.events") == []
-        box.get_by_label("Prompt tokens, answer tokens").fill("5,2")
-        box.get_by_role("button", name="Arrive").click()
-        page.wait_for_function("() => location.search.includes('%2BA%3D5%2C2')")
-        assert not said.count(), "the refusal must not come back at the next step"
-        assert not visitor.complaints
-
-
-@needs_python
-def test_code_that_cannot_run_in_the_lab_is_told_and_leaves_the_recorded_story(site_http, browser):
+def test_code_that_cannot_run_in_the_lab_is_told_and_leaves_the_recorded_story(visit):
     _, source = reference("l2_token_flat", 2)
     broken = source.replace("        cut = len(self.free_blocks) - n\n", "        cut = len(self.free_blocks) - (n\n")
-    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        page = visitor.page
-        page.set_default_timeout(PATIENCE_MS)
-        page.goto(site_http.url("l2_token_flat/README.md"))
-        story = page.locator("article .kv-figure .kv-say").last.inner_text()
-        box = page.locator("#exercise-2-3")
-        box.get_by_role("button", name="Write tasks 2 and 3 here").click()
-        write(box, broken)
-        box.get_by_role("button", name="Check").click()
-        box.get_by_role("button", name="Watch it in the lab").click()
-        told = page.locator("#lab-pool .kv-live-verdict.bad")
-        told.wait_for()
-        assert re.search(r"allocator\.py:\d+: SyntaxError: ", told.inner_text())
-        assert page.locator("article .kv-figure .kv-say").last.inner_text() == story, "no empty frame takes its place"
-        write(box, source.replace("del self.free_blocks[cut:]", "pass"))
-        box.get_by_role("button", name="Check").click()
-        box.locator(".kv-live-verdict.bad", has_text="Task").wait_for()
-        box.get_by_role("button", name="Watch it in the lab").click()
-        page.locator("#lab-pool .kv-live-verdict.bad a").wait_for()
-        number = page.locator(".kv-figure.kv-live .kv-number").inner_text().split(" / ")
-        assert number[0] == number[1], "it opens at the frame that breaks the rule"
-        assert not visitor.complaints
+    page = visit("l2_token_flat/README.md", reduced_motion="reduce")
+    story = page.locator("article .kv-figure .kv-say").last.inner_text()
+    box = page.locator("#exercise-2-3")
+    box.get_by_role("button", name="Write tasks 2 and 3 here").click()
+    write(box, broken)
+    box.get_by_role("button", name="Check").click()
+    box.get_by_role("button", name="Watch it in the lab").click()
+    told = page.locator("#lab-pool .kv-live-verdict.bad")
+    told.wait_for()
+    assert re.search(r"allocator\.py:\d+: SyntaxError: ", told.inner_text())
+    assert page.locator("article .kv-figure .kv-say").last.inner_text() == story, "no empty frame takes its place"
+    write(box, source.replace("del self.free_blocks[cut:]", "pass"))
+    box.get_by_role("button", name="Check").click()
+    box.locator(".kv-live-verdict.bad", has_text="Task").wait_for()
+    box.get_by_role("button", name="Watch it in the lab").click()
+    page.locator("#lab-pool .kv-live-verdict.bad a").wait_for()
+    number = page.locator(".kv-figure.kv-live .kv-number").inner_text().split(" / ")
+    assert number[0] == number[1], "it opens at the frame that breaks the rule"
 
 
 def test_why_own_code_cannot_run_is_one_sentence():
@@ -153,23 +121,6 @@ def test_a_lab_opens_on_a_frame_in_which_blocks_are_held(lab):
     for preset in lab.presets:
         played = lab.play(dict(preset.settings), preset.do)
         assert played.held_in(played.frames[played.fullest]) > 0, preset.question
-
-
-@needs_python
-@pytest.mark.parametrize("width", [DESKTOP, PHONE])
-def test_a_link_restores_a_lab(width, site_http, browser):
-    asked = "?lab=pool&blocks=9&size=2&do=%2BA%3Done+two+three%3B.#lab-pool"
-    with visiting(browser, site_http, width=width, reduced_motion="reduce") as visitor:
-        page = visitor.page
-        page.goto(site_http.url("l2_token_flat/README.md") + asked)
-        opened(page, "pool")
-        box = page.locator("#lab-pool")
-        assert page.evaluate("document.querySelector('.kv-lab').lab.settings") == {"blocks": 9, "size": 2}
-        copy = box.get_by_role("button", name="Copy link")
-        assert copy.is_visible() and (place := copy.bounding_box()) and place["x"] + place["width"] <= width
-        copy.click()
-        assert page.evaluate("document.querySelector('.kv-lab').lab.address").endswith(asked)
-        assert not visitor.complaints
 
 
 EVIL = "?lab=pool&blocks=1e9&size=<img src=x onerror=alert(1)>&seed=99999999&do=" + "%2BA%3D<b>hi</b>%3B" * 300
@@ -191,22 +142,4 @@ def test_what_an_address_says_is_bounded(site_http, browser):
             ".kv-lab:not([aria-busy]) dl dd, .kv-lab:not([aria-busy]) .kv-live-say:not(:empty)"
         ).first.wait_for()
         assert not page.locator("article img[src=x], .kv-figure b").count()
-        assert not visitor.complaints
-
-
-@needs_python
-def test_a_question_to_the_model_has_an_answer_and_a_link(site_http, browser):
-    with visiting(browser, site_http, width=PHONE, reduced_motion="reduce") as visitor:
-        page = visitor.page
-        page.set_default_timeout(PATIENCE_MS)
-        page.goto(site_http.url() + "?model=pocket&prompt=What+is+the+capital+of+Japan%3F#model-pocket")
-        page.get_by_role("button", name="Run this prompt").click()
-        page.locator(".kv-model:not([aria-busy]) .kv-model-text", has_text="The capital of Japan is Tokyo.").wait_for()
-        page.get_by_role("button", name="Copy link").last.click()
-        assert "prompt=What+is+the+capital+of+Japan%3F" in page.url
-        page.locator(".kv-model input").fill("What is the capital of Japan")
-        page.get_by_role("button", name="Continue it").click()
-        page.locator(".kv-model:not([aria-busy])").wait_for()
-        answer = page.locator(".kv-model-text strong").inner_text()
-        assert answer or page.locator(".kv-model .kv-live-say").inner_text().strip()
         assert not visitor.complaints

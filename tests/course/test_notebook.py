@@ -31,16 +31,6 @@ def test_its_links_and_scripts_exist():
     assert (ROOT / ".github" / "ISSUE_TEMPLATE" / "report.yml").is_file()
 
 
-@pytest.mark.parametrize("page", ["README.md", "lessons/README.md"])
-def test_the_badge_leads_to_it(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    here = f"kv-course/kv-course/blob/main/{notebook.FILE.relative_to(ROOT).as_posix()}"
-    badge = re.search(r"\[!\[Open in Colab\]\((\S+)\)\]\((\S+)\)", text)
-    assert badge and badge[2] == f"https://colab.research.google.com/github/{here}"
-    assert ((ROOT / page).parent / badge[1]).is_file(), "a badge is a file of ours; the site fetches nothing"
-    assert f"https://www.kaggle.com/kernels/welcome?src=https://github.com/{here}" in text
-
-
 # ---------------------------------------------------------------- from end to end
 
 
@@ -109,13 +99,3 @@ def test_it_runs_from_end_to_end(tmp_path, monkeypatch):
     assert "Task 2 is done" in said["check"] and "Task 3 is done" in said["check"], said["check"]
     page = said["page"]
     assert page.startswith("# A machine's report") and "676 of 676 tokens of 6 lessons" in " ".join(page.split())
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(os.name == "nt" or shutil.which("git") is None, reason="its commands are for Linux")
-def test_an_exercise_that_is_not_written_is_red_and_stops_nothing(tmp_path, monkeypatch):
-    copy = copy_of_checkout(tmp_path)
-    nothing = {"smoke": "pass", "report": "pass", "page": "pass"}
-    cells = nothing | {"clone": f"%cd {copy}", "install": f"!ln -s {ROOT / '.venv'} .venv"}
-    said = executed(tmp_path, monkeypatch, cells)
-    assert "Task 2 is not written yet" in said["check"] and said["hint"].strip()

@@ -17,21 +17,9 @@ from mini_engine import LLM, SamplingParams
 
 KINDS = ("Engine", "Scheduler", "Manager", "Table", "Tree", "Request", "Runner", "Worker")
 PARTS = {
-    *(
-        "runner",
-        "model",
-        "pool",
-        "kernel",
-        "plan",
-        "group",
-        "scheduler",
-        "manager",
-        "coordinator",
-        "memory",
-        "decoding",
-    ),
-    *("decoding", "prefixes", "tree", "connector", "allocator", "slot_of", "slots_of", "drafter"),
-}
+    "runner", "model", "pool", "kernel", "plan", "group", "scheduler", "manager", "coordinator", "memory", "decoding",
+    "prefixes", "tree", "connector", "allocator", "slot_of", "slots_of", "drafter",
+}  # fmt: skip
 MOST_FILES = 20
 
 

@@ -18,7 +18,6 @@ PAGES = {"README.md": "l8-tree"}
 for name, path in PATHS.items():
     page = f"{path.parent.name}/README.md"
     PAGES[f"{page}#{name}" if page in PAGES else page] = name  # a page's second player has an address of its own
-MOST_BYTES = 36_000  # of what one page loads: player, styles, and the view of its trace
 each_page = pytest.mark.parametrize("page", PAGES)
 
 
@@ -30,14 +29,6 @@ class Shown:
         self.frames = self.trace["frames"]
         self.figure = page.locator(f".kv-figure[data-trace={name}]")
         self.figure.wait_for()
-
-    @property
-    def element(self):
-        return self.figure.element_handle()
-
-    @property
-    def is_focused(self) -> bool:
-        return self.figure.evaluate("node => node.contains(document.activeElement)")
 
     @property
     def index(self) -> int:
@@ -110,119 +101,50 @@ def passes_its_quiz(shown: Shown) -> None:
     assert scored(shown) == [asked, asked]
 
 
-def test_a_wrong_answer_is_told_and_counted(site_http, browser):
-    with visiting(browser, site_http) as visitor:
-        visitor.page.goto(site_http.url("l2_token_flat/README.md"))
-        shown = Shown(visitor.page, "l2-pool")
-        shown.figure.get_by_label("What happens next?").first.check()
-        shown.is_at(0)  # an untouched player asks from the start
-        shown.button("Step forward").click()
-        ask = shown.frames[1]["ask"]
-        shown.figure.locator(".kv-options button").nth((ask["right"] + 1) % len(ask["options"])).click()
-        assert str(ask["options"][ask["right"]]) in shown.figure.locator(".kv-why").inner_text()
-        assert scored(shown) == [0, 1]
+def test_a_wrong_answer_is_told_and_counted(visit):
+    page = visit("l2_token_flat/README.md")
+    shown = Shown(page, "l2-pool")
+    shown.figure.get_by_label("What happens next?").first.check()
+    shown.is_at(0)  # an untouched player asks from the start
+    shown.button("Step forward").click()
+    ask = shown.frames[1]["ask"]
+    shown.figure.locator(".kv-options button").nth((ask["right"] + 1) % len(ask["options"])).click()
+    assert str(ask["options"][ask["right"]]) in shown.figure.locator(".kv-why").inner_text()
+    assert scored(shown) == [0, 1]
 
 
-def test_the_keyboard_does_it_all(site_http, browser):
-    with visiting(browser, site_http) as visitor:
-        visitor.page.goto(site_http.url("l5_scheduler/README.md"))
-        shown = Shown(visitor.page, "l5-timeline")
-        last = len(shown.frames) - 1
-        shown.figure.locator(".kv-stage").focus()
-        keys = ("Home", "ArrowRight", "ArrowRight", "ArrowLeft", "End", "ArrowRight", "Home")
-        for key, index in zip(keys, (0, 1, 2, 1, last, last, 0), strict=True):
-            visitor.page.keyboard.press(key)
-            shown.is_at(index)
-        visitor.page.keyboard.press(" ")
-        shown.button("Pause").wait_for()
-        visitor.page.keyboard.press(" ")
-        shown.button("Play").wait_for()
-        slider = shown.figure.get_by_role("slider")
-        slider.focus()
-        visitor.page.keyboard.press("ArrowRight")
-        shown.is_at(1)
-        assert slider.get_attribute("aria-valuetext") == f"Step 2 of {last + 1}"
-
-
-def test_where_motion_is_unwelcome_nothing_moves_by_itself(site_http, browser):
-    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        visitor.page.goto(site_http.url("l5_scheduler/README.md"))
-        shown = Shown(visitor.page, "l5-timeline")
-        shown.button("Play").wait_for()
-        shown.button("Step back").click()
-        assert shown.figure.locator("svg.moving").count() == 0
-        assert shown.figure.evaluate(MOVING) == 0
-
-
-SIZES = {"phone": (390, 844), "laptop at 200 %": (720, 450)}
-
-
-@pytest.mark.parametrize("size", SIZES)
-@each_page
-def test_controls_stay_in_sight_and_no_step_moves_the_page(page, size, site_http, browser):
-    """While the top of a player is in the window, so are its controls, also while a question is open."""
-    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        wide, high = SIZES[size]
-        visitor.page.set_viewport_size({"width": wide, "height": high})
-        visitor.page.goto(site_http.url(page))
-        shown = Shown(visitor.page, PAGES[page])
-        shown.figure.get_by_label("What happens next?").first.check()
-        visitor.page.evaluate("figure => scrollTo(0, scrollY + figure.getBoundingClientRect().top - 60)", shown.element)
-        tall = {round(shown.figure.bounding_box()["height"])}
-        for _ in range(6):
-            visitor.page.keyboard.press("ArrowRight") if shown.is_focused else shown.button("Step forward").click()
-            if (options := shown.figure.locator(".kv-options button:enabled")).count():
-                options.first.click()
-            tall.add(round(shown.figure.bounding_box()["height"]))
-            bar = shown.figure.locator(".kv-bar").bounding_box()
-            assert bar["y"] + bar["height"] <= high + 1, f"the controls are {bar['y']:.0f} pixels down of {high}"
-        assert len(tall) == 1, f"stepping moved what is below the player: {sorted(tall)}"
-
-
-@pytest.mark.parametrize("answered", [False, True])
-def test_the_right_arrow_goes_on_from_a_question(answered, site_http, browser):
-    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        visitor.page.goto(site_http.url("l5_scheduler/README.md"))
-        shown = Shown(visitor.page, "l5-timeline")
-        first = next(index for index, frame in enumerate(shown.frames) if "ask" in frame)
-        shown.figure.get_by_label("What happens next?").first.check()
-        shown.figure.locator("input[type=range]").fill(str(first - 1))
-        shown.figure.locator(".kv-stage").focus()
-        visitor.page.keyboard.press("ArrowRight")
-        shown.figure.locator(".kv-question").wait_for()
-        if answered:
-            shown.figure.locator(".kv-options button").first.click()
-        visitor.page.keyboard.press("ArrowRight")
-        shown.is_at(first)
-
-
-MOVING = """figure => [...figure.querySelectorAll(".kv-stage svg *")].filter(
-    part => getComputedStyle(part).transitionDuration !== "0s").length"""
+def test_the_keyboard_does_it_all(visit):
+    page = visit("l5_scheduler/README.md")
+    shown = Shown(page, "l5-timeline")
+    last = len(shown.frames) - 1
+    shown.figure.locator(".kv-stage").focus()
+    keys = ("Home", "ArrowRight", "ArrowRight", "ArrowLeft", "End", "ArrowRight", "Home")
+    for key, index in zip(keys, (0, 1, 2, 1, last, last, 0), strict=True):
+        page.keyboard.press(key)
+        shown.is_at(index)
+    page.keyboard.press(" ")
+    shown.button("Pause").wait_for()
+    page.keyboard.press(" ")
+    shown.button("Play").wait_for()
+    slider = shown.figure.get_by_role("slider")
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    shown.is_at(1)
+    assert slider.get_attribute("aria-valuetext") == f"Step 2 of {last + 1}"
 
 
 @each_page
-def test_without_scripts_the_picture_stays(page, site_http, browser):
-    with visiting(browser, site_http, java_script_enabled=False) as visitor:
-        visitor.page.goto(site_http.url(page))
-        picture = visitor.page.locator("a.kv-player img").first
-        assert picture.is_visible() and picture.bounding_box()["height"] > 150
-        assert picture.get_attribute("alt")
-        assert visitor.page.locator(".kv-figure").count() == 0
-
-
-@each_page
-def test_axe_finds_nothing_while_a_player_asks(page, site_http, browser):
-    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        visitor.page.goto(site_http.url(page))
-        shown = Shown(visitor.page, PAGES[page])
-        first = next(index for index, frame in enumerate(shown.frames) if "ask" in frame)
-        shown.figure.locator("input[type=range]").fill(str(first - 1))
-        shown.figure.get_by_label("What happens next?").first.check()
-        shown.button("Step forward").click()
-        visitor.page.evaluate(AXE.read_text(encoding="utf-8"))
-        assert not visitor.page.evaluate(RUN_AXE, ALL_RULES)
-        shown.figure.locator(".kv-options button").first.click()
-        assert not visitor.page.evaluate(RUN_AXE, ALL_RULES)
+def test_axe_finds_nothing_while_a_player_asks(page, visit):
+    tab = visit(page, reduced_motion="reduce")
+    shown = Shown(tab, PAGES[page])
+    first = next(index for index, frame in enumerate(shown.frames) if "ask" in frame)
+    shown.figure.locator("input[type=range]").fill(str(first - 1))
+    shown.figure.get_by_label("What happens next?").first.check()
+    shown.button("Step forward").click()
+    tab.evaluate(AXE.read_text(encoding="utf-8"))
+    assert not tab.evaluate(RUN_AXE, ALL_RULES)
+    shown.figure.locator(".kv-options button").first.click()
+    assert not tab.evaluate(RUN_AXE, ALL_RULES)
 
 
 def bare_page(folder, links: str) -> str:
@@ -310,10 +232,3 @@ def test_a_picture_that_leads_to_a_trace_becomes_a_player_and_no_other_link_does
     html = markdown.markdown(text, extensions=["scripts.website.player_links"])
     assert '<a class="kv-player" data-file="pool.trace.js" href="pool.svg">' in html
     assert html.count("kv-player") == 1
-
-
-def test_what_only_github_s_readers_need_is_left_out_of_the_website():
-    markdown = pytest.importorskip("markdown", reason="the site's Markdown: pip install --group docs")
-    text = "Recorded from the engine. <!-- on GitHub -->It plays\non the website. <!-- end -->Say each step first."
-    html = markdown.markdown(text, extensions=["scripts.website.player_links"])
-    assert html == "<p>Recorded from the engine. Say each step first.</p>"

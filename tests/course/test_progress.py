@@ -7,7 +7,7 @@ import json
 import re
 
 from scripts import ROOT
-from scripts.website.browser import PHONE, visiting
+from scripts.website.browser import visiting
 
 import pytest
 import yaml
@@ -15,7 +15,6 @@ import yaml
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
 from lessons._course.progress import Entry
-from tests.course.looks import ALL_RULES, AXE, RUN_AXE
 
 LESSONS = read_lessons(Places.find())
 PAGES = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["extra"]["pages"]
@@ -25,28 +24,25 @@ def resume(page) -> str:
     return page.locator("[data-resume]").get_attribute("href")
 
 
-def test_a_lesson_marked_as_done_is_ticked_everywhere_and_the_next_one_resumed(site_http, browser):
-    with visiting(browser, site_http) as visitor:
-        page = visitor.page
-        page.goto(site_http.url())
-        assert "l0_" in resume(page) and page.locator(".kv-tick").count() == 0
-        assert page.locator(".kv-kept input").bounding_box()["width"] <= 1, "no browser's own Choose File"
-        assert not page.get_by_role("button", name="Forget").is_visible(), "nothing is there to forget"
-        page.goto(site_http.url("l2_token_flat/README.md"))
-        page.get_by_role("button", name="Mark lesson 2 as done").click()
-        assert page.locator(".md-nav--primary .kv-tick:visible").count() == 1
-        page.goto(site_http.url())
-        assert page.locator(".kv-map li", has_text="Token-flat").locator(".kv-tick").get_attribute("aria-label")
-        assert "l3_" in resume(page)
-        page.locator("[data-resume]").click()
-        page.wait_for_url("**/l3_block_tensor/")
-        page.goto(site_http.url())
-        page.get_by_role("button", name="Forget").click()
-        assert "l0_" in resume(page) and page.locator(".kv-tick").count() == 0
-        assert not visitor.complaints
+def test_a_lesson_marked_as_done_is_ticked_everywhere_and_the_next_one_resumed(visit, site_http, browser):
+    page = visit()
+    assert "l0_" in resume(page) and page.locator(".kv-tick").count() == 0
+    assert page.locator(".kv-kept input").bounding_box()["width"] <= 1, "no browser's own Choose File"
+    assert not page.get_by_role("button", name="Forget").is_visible(), "nothing is there to forget"
+    page.goto(site_http.url("l2_token_flat/README.md"))
+    page.get_by_role("button", name="Mark lesson 2 as done").click()
+    assert page.locator(".md-nav--primary .kv-tick:visible").count() == 1
+    page.goto(site_http.url())
+    assert page.locator(".kv-map li", has_text="Token-flat").locator(".kv-tick").get_attribute("aria-label")
+    assert "l3_" in resume(page)
+    page.locator("[data-resume]").click()
+    page.wait_for_url("**/l3_block_tensor/")
+    page.goto(site_http.url())
+    page.get_by_role("button", name="Forget").click()
+    assert "l0_" in resume(page) and page.locator(".kv-tick").count() == 0
 
 
-def test_the_course_s_own_record_is_imported(tmp_path, site_http, browser):
+def test_the_course_s_own_record_is_imported(tmp_path, visit):
     entries = {
         LESSONS[0].id: Entry(passed="2026-11-22", tasks_done=[1, 2]),
         LESSONS[1].id: Entry(first_passed="2026-11-20"),
@@ -57,18 +53,15 @@ def test_the_course_s_own_record_is_imported(tmp_path, site_http, browser):
     record.write_text(text, encoding="utf-8")
     wrong = tmp_path / "wrong.json"
     wrong.write_text("[]", encoding="utf-8")
-    with visiting(browser, site_http) as visitor:
-        page = visitor.page
-        page.goto(site_http.url())
-        page.set_input_files("#kv-import", wrong)
-        page.locator(".kv-kept [role=status]:not(:empty)").wait_for()
-        assert not page.locator(".kv-tick").count()
-        page.set_input_files("#kv-import", record)
-        page.locator(".kv-kept__sum:not(:empty)").wait_for()
-        assert re.findall(r"\d+", page.locator(".kv-kept__sum").inner_text()) == ["2", str(len(LESSONS))]
-        assert page.locator(".kv-map li").nth(2).locator(".kv-tick").inner_text().startswith("3")
-        assert "l2_" in resume(page)
-        assert not visitor.complaints
+    page = visit()
+    page.set_input_files("#kv-import", wrong)
+    page.locator(".kv-kept [role=status]:not(:empty)").wait_for()
+    assert not page.locator(".kv-tick").count()
+    page.set_input_files("#kv-import", record)
+    page.locator(".kv-kept__sum:not(:empty)").wait_for()
+    assert re.findall(r"\d+", page.locator(".kv-kept__sum").inner_text()) == ["2", str(len(LESSONS))]
+    assert page.locator(".kv-map li").nth(2).locator(".kv-tick").inner_text().startswith("3")
+    assert "l2_" in resume(page)
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.id)
@@ -100,32 +93,8 @@ def test_a_choice_opens_the_answer_and_is_remembered(given, site_http, browser):
 
 
 @pytest.mark.parametrize("given, right", [("14000", True), ("200", False)])
-def test_a_number_near_the_answer_is_right(given, right, site_http, browser):
-    with visiting(browser, site_http) as visitor:
-        visitor.page.goto(site_http.url("l0_the_loop/README.md"))
-        visitor.page.locator("#kv-guessed").fill(given)
-        visitor.page.get_by_role("button", name="Guess", exact=True).click()
-        assert visitor.page.locator(".kv-verdict").get_attribute("data-right") == str(right).lower()
-
-
-def test_the_strip_under_a_title_says_idea_and_gain_without_a_script(site_http, browser):
-    with visiting(browser, site_http, java_script_enabled=False) as visitor:
-        for lesson in LESSONS:
-            visitor.page.goto(site_http.url(f"{lesson.id}/README.md"))
-            strip = visitor.page.locator("h1 + .kv-strip")
-            assert lesson.summary in strip.inner_text() and PAGES[f"{lesson.id}/"]["bought"] in strip.inner_text()
-            assert strip.locator("svg.kv-mark > *").count() > 2, (
-                "site/theme/partials/mark.html lacks this lesson's mark"
-            )
-            assert not visitor.page.locator(".kv-done").is_visible()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_in_what_is_kept(scheme, site_http, browser):
-    with visiting(browser, site_http, scheme=scheme, width=PHONE, reduced_motion="reduce") as visitor:
-        page = visitor.page
-        page.goto(site_http.url("l5_scheduler/README.md"))
-        page.locator(".kv-guess button").first.click()
-        page.locator(".kv-done button").click()
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-        assert not page.evaluate(RUN_AXE, ALL_RULES)
+def test_a_number_near_the_answer_is_right(given, right, visit):
+    page = visit("l0_the_loop/README.md")
+    page.locator("#kv-guessed").fill(given)
+    page.get_by_role("button", name="Guess", exact=True).click()
+    assert page.locator(".kv-verdict").get_attribute("data-right") == str(right).lower()

@@ -6,7 +6,7 @@ Protects students who send it: their progress, their other tasks and the names o
 import json
 
 from scripts import refused
-from scripts.refused import collect, fenced, markdown
+from scripts.refused import collect, markdown
 
 import pytest
 
@@ -64,8 +64,3 @@ def test_the_command_writes_a_file_and_names_the_form(toy, tmp_path, capsys):
     assert not said.out and refused.FORM in said.err
     assert "return 3 * x" in (tmp_path / "refused.md").read_text(encoding="utf-8")
     assert refused.main(["0,1"]) == 2 and "several lessons" in capsys.readouterr().err
-
-
-def test_a_fence_within_the_code_does_not_end_the_block():
-    lines = fenced("python", 'DOC = """\n```\n"""')
-    assert lines[0] == "````python" and lines[-1] == "````"

@@ -58,7 +58,3 @@ def test_a_link_to_nothing_is_a_warning_that_mkdocs_counts(link, caplog):
     [record] = caplog.records
     assert record.levelno == logging.WARNING and record.name.startswith("mkdocs.")
     assert link in record.message and "l0_the_loop/README.md" in record.message
-
-
-def test_links_within_lessons_are_left_for_mkdocs():
-    assert 'href="../glossary.md"' in convert("[a](../glossary.md)")

@@ -13,11 +13,9 @@ from pathlib import Path
 from scripts import report as command
 from scripts.machine import about, kernels, page, run, schema, speed, stored
 from scripts.machine.schema import Report
-from scripts.pages import seen_on
 
 import pytest
 import torch
-from rich.cells import cell_len
 
 from mini_engine.base.errors import UserError
 from mini_engine.gpu.graphs import no_graph
@@ -41,11 +39,10 @@ def changed(path: str, value) -> dict:
 
 
 WRONG = [
-    ("version", 2), ("version", True), ("when", "yesterday"), ("quick", 1), ("machine", None), ("machine.cpu", 5),
-    ("machine.cpu", "x" * 401), ("machine.owner", "me"), ("machine.gpu.name", ...), ("machine.cores", 2.5),
-    ("lessons", {}), ("lessons.0.status", "perfect"), ("lessons.0.tokens", -1), ("lessons.3.seconds", "long"),
-    ("kernels.0.error", "small"), ("speeds.0.load", "magic"), ("rates.matrix_gflop_s.float32", "fast"),
-    ("machine.cores", True), ("seconds", ...), ("kernels", [None] * 401),
+    ("version", 2), ("when", "yesterday"), ("quick", 1), ("machine", None), ("machine.cpu", "x" * 401),
+    ("machine.owner", "me"), ("machine.gpu.name", ...), ("machine.cores", 2.5), ("machine.cores", True),
+    ("lessons", {}), ("lessons.0.status", "perfect"), ("lessons.0.tokens", -1), ("seconds", ...),
+    ("rates.matrix_gflop_s.float32", "fast"), ("kernels", [None] * 401),
 ]  # fmt: skip
 
 
@@ -72,35 +69,6 @@ def test_a_file_that_is_no_report_is_one_sentence(text, tmp_path, capsys):
     assert command.main(["--check", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert command.main(["--check", str(tmp_path / "none.json")]) == 2
-
-
-# ---------------------------------------------------------------- the page
-
-
-def hard_report() -> Report:
-    """Return a report with long names, bars and failures."""
-    one = report(T4, finished=False)
-    one.machine = machine(T4, cpu="A | very long | processor " * 9, commit="0123abc", dirty=True)
-    one.lessons[3].status, one.lessons[3].why = "failed", "3 of 60 tokens differ from Hugging Face's"
-    one.lessons[3].equal_tokens = 17
-    one.lessons[4].title = "漢字 " * 30
-    one.kernels[1].status, one.kernels[1].why = "left out", "it needs a compiler, " * 12
-    one.speeds[2].status, one.speeds[2].why = "missing", "only 3 of 600 s were left"
-    return one
-
-
-@pytest.mark.parametrize("one", [report(), report(T4), hard_report()], ids=["cpu", "gpu", "hard"])
-def test_the_page_fits_eighty_columns(one):
-    for line in page.page_of(one).splitlines():
-        assert cell_len(line) <= 80, line
-
-
-def test_the_page_says_what_went_wrong():
-    text = " ".join(page.page_of(hard_report()).split())
-    assert "3 of 60 tokens differ" in text and "failed: lesson 3" in text and "17/20" in text
-    assert "only 3 of 600 s were left" in text and "decode at 32" in text and "with changes" in text
-    whole = page.page_of(report(T4))
-    assert "failed" not in whole and "missing" not in whole and "340 of 340 tokens" in whole
 
 
 def test_a_file_is_never_half_written(tmp_path, monkeypatch):
@@ -131,13 +99,6 @@ def test_a_gpu_without_fast_bfloat16_uses_float16(capability, dtype, monkeypatch
     assert {one["dtype"] for one in asked if one["device"] == "cuda"} == {"float32", dtype}
     assert {one["device"] for one in asked if one["name"] == "triton"} == {"cuda"}
     assert {one["device"] for one in asked if one["name"] == "cpu"} == {"cpu"}
-
-
-@pytest.mark.parametrize("asked", [one for one in kernels.asked() if one["device"] == "cpu"], ids=str)
-def test_a_kernel_that_is_right_is_right(asked):
-    found = kernels.check(**asked)
-    assert found.status in ("ok", "left out"), found
-    assert found.status == "left out" or found.error <= found.limit
 
 
 @pytest.mark.parametrize("spoil", [lambda x: x * 1.001, lambda x: x.index_fill(0, torch.tensor(3), float("nan"))])
@@ -257,17 +218,6 @@ def test_parts_without_time_are_missing_and_say_so(made, tmp_path, monkeypatch):
     assert all("were left" in one.why for one in found.with_status("missing"))
 
 
-def test_the_json_can_be_printed(made, capsys):
-    made("--json")
-    assert schema.from_json(json.loads(capsys.readouterr().out)).finished
-
-
-def test_a_folder_that_cannot_be_written_is_one_sentence(made, tmp_path, capsys):
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    assert command.main(["--out", str(tmp_path / "file" / "x")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_a_lesson_s_result_becomes_a_part():
     lesson = run.pick_lessons(run.Places.find(), ["0"])[0]
     request = {"ours": [1, 2, 9], "hf": [1, 2, 3]}
@@ -282,32 +232,22 @@ def test_a_lesson_s_result_becomes_a_part():
 # ---------------------------------------------------------------- which reports get a row
 
 
-def test_a_whole_report_passes():
-    assert stored.why_not(report()) == "" and stored.why_not(report(T4)) == ""
+STOPPED = dict(status="failed", tokens=0, equal_tokens=0)  # its script ended with an error
 
 
 def spoiled(**changes) -> Report:
     """Return a report with other values: `lesson`, `kernel` and `machine` change one of these."""
     one = copy.deepcopy(report())
+    parts = {"lesson": one.lessons[5], "next": one.lessons[6], "kernel": one.kernels[0], "machine": one.machine}
     for name, values in changes.items():
-        part = {"lesson": one.lessons[5], "kernel": one.kernels[0], "machine": one.machine}.get(name, one)
         for key, value in values.items():
-            setattr(part, key, value)
+            setattr(parts.get(name, one), key, value)
     return one
 
 
-def two_stopped() -> Report:
-    """Return a report in which two lessons' scripts ended with an error."""
-    one = spoiled(lesson=dict(status="failed", tokens=0, equal_tokens=0))
-    one.lessons[6] = one.lessons[5]
-    return one
-
-
-def test_one_lesson_whose_script_ended_with_an_error_is_counted_out():
-    one = spoiled(lesson=dict(status="failed", tokens=0, equal_tokens=0))
+@pytest.mark.parametrize("one", [report(), report(T4), spoiled(lesson=STOPPED)], ids=["cpu", "gpu", "one stopped"])
+def test_a_whole_report_passes(one):
     assert stored.why_not(one) == ""
-    whole = len(one.lessons)
-    assert seen_on.count_of(one) == f"{whole - 1} of {whole}" and seen_on.count_of(report()) == str(whole)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +256,7 @@ def test_one_lesson_whose_script_ended_with_an_error_is_counted_out():
         spoiled(report=dict(quick=True)), spoiled(report=dict(finished=False)), spoiled(report=dict(lessons=[])),
         spoiled(report=dict(kernels=[])), spoiled(lesson=dict(equal_tokens=19)), spoiled(lesson=dict(number=4)),
         spoiled(lesson=dict(status="missing")), spoiled(lesson=dict(tokens=0, equal_tokens=0)),
-        two_stopped(), spoiled(kernel=dict(status="failed")), spoiled(machine=dict(dirty=True)),
+        spoiled(lesson=STOPPED, next=STOPPED), spoiled(kernel=dict(status="failed")), spoiled(machine=dict(dirty=True)),
         spoiled(machine=dict(commit="unknown")),
     ],
 )  # fmt: skip

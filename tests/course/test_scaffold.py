@@ -139,12 +139,6 @@ def test_make_and_ci_name_scripts_that_exist():
     assert called <= targets, f"no such target in the Makefile: {called - targets}"
 
 
-def test_the_readme_links_to_every_lesson():
-    for page in sorted(ROOT.glob("lessons/l[0-9]*/README.md")):
-        folder = page.parent.name
-        assert f"(lessons/{folder}/README.md)" in TEXTS["README.md"], f"README.md's table has no link to {folder}"
-
-
 # Words
 
 

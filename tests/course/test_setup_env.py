@@ -72,11 +72,6 @@ def test_the_cpu_index_is_used_only_if_it_responds_in_time(index: str, path: str
     assert setup_env.cpu_index_answers(seconds=0.3 if path == "/slow" else 30) is answers
 
 
-def test_a_missing_index_counts_as_no_response(monkeypatch):
-    monkeypatch.setattr(setup_env, "CPU_INDEX", "http://127.0.0.1:1")
-    assert setup_env.cpu_index_answers() is False
-
-
 def test_on_an_intel_mac_setup_says_that_there_is_no_torch():
     with pytest.raises(SetupError, match="Intel Macs"):
         choose_torch(machine("Darwin", "x86_64"))
@@ -195,11 +190,6 @@ def test_newly_locked_versions_bring_venv_up_to_date(monkeypatch, tmp_path: Path
     setup_env.CONSTRAINTS.write_text("sympy==0.1\n", encoding="utf-8")
     assert "the course and its tools" in recorded_setup(monkeypatch, tmp_path)
     assert "updating .venv" in capsys.readouterr().err
-
-
-def test_an_unknown_extra_is_rejected_with_the_list_of_extras():
-    with pytest.raises(SetupError, match="no extra called 'sever'; the extras: bench, distributed, gpu, server"):
-        setup_env.check_extras(["sever"], setup_env.read_settings())
 
 
 def test_a_failing_step_shows_the_end_of_its_output(tmp_path: Path, capfd):

@@ -1,4 +1,4 @@
-"""Course machinery. The built website without a browser: links, tables, pictures, the menu, what comes from npm.
+"""Course machinery. The built website without a browser: links, drawings, the menu, what comes from npm.
 
 Protects readers from a link that leads nowhere, and everyone from a library that was changed by hand.
 """
@@ -14,46 +14,11 @@ from scripts import ROOT
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
-from tests.course.looks import SOURCES, each_way
+from tests.course.looks import each_way
 from tests.course.test_words import TERMS
 
-
-def test_drawings_in_text_fit_a_laptop():
-    """Lines of a drawing that went on below would destroy it; 99 characters fit."""
-    for source in SOURCES:
-        for block in re.findall(
-            r"```text\n(.*?)```", (ROOT / "lessons" / source).read_text(encoding="utf-8"), re.DOTALL
-        ):
-            if re.search("[─-╿]", block):
-                wide = max(block.split("\n"), key=len)
-                assert len(wide) <= 99, f"{source}: {len(wide)} characters: {wide}"
-
-
-def test_tables_and_dialogs_need_no_repair_by_a_script(site_folders):
-    """An empty corner is no heading, and the search box has its name before any script runs."""
-    for path in sorted(site_folders["http"].rglob("*.html")):
-        html = path.read_text(encoding="utf-8")
-        assert not re.search(r"<th[^>]*>\s*</th>", html), path
-        assert len(re.findall(r'role="dialog"', html)) == len(re.findall(r'role="dialog" aria-label=', html)), path
-
-
-def test_pictures_say_their_size(site_folders):
-    """Otherwise the text below a picture moves when it arrives. The strip's picture has its height from the styles."""
-    for path in sorted(site_folders["http"].rglob("*.html")):
-        for image in re.findall(r"<img[^>]*>", path.read_text(encoding="utf-8")):
-            if 'alt=""' not in image:
-                assert re.search(r' width="\d+"', image) and re.search(r' height="\d+"', image), f"{path}: {image}"
-
-
-def test_tables_of_words_are_labelled_and_tables_of_figures_are_not(site_folders):
-    for lesson in read_lessons(Places.find()):
-        html = (site_folders["http"] / lesson.id / "index.html").read_text(encoding="utf-8")
-        labels = set(re.findall(r'<td[^>]* data-label="(.*?)"', html))
-        assert {"pitfall", "symptom", "cause", "test", "task", "where", "checked by"} <= labels, lesson.id
-        assert not any("wzxhzdk" in label for label in labels), f"{lesson.id}: Markdown's own mark in {labels}"
-        assert re.search(r"<td[^>]*><code>test_<wbr>", html), f"{lesson.id}: a long name in a cell may break"
-    ladder = (site_folders["http"] / "ladder" / "index.html").read_text(encoding="utf-8")
-    assert "data-label" not in ladder, "figures are compared down a column"
+LESSONS = read_lessons(Places.find())
+DRAWN = re.compile(r"""url\(["']?#([^)"']+)""")
 
 
 class Links(HTMLParser):
@@ -102,15 +67,25 @@ def test_every_link_and_anchor_leads_somewhere(way, site_folders):
     assert not dead, "these lead nowhere:\n" + "\n".join(dead)
 
 
-# What the site is made of
-
-
 def test_the_menu_has_each_lesson_by_its_title():
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    for lesson in read_lessons(Places.find()):
-        assert f"- {lesson.number}. {lesson.title}: {lesson.id}/README.md\n" in menu, (
-            f"mkdocs.yml: lesson {lesson.number}"
-        )
+    for lesson in LESSONS:
+        assert f"- {lesson.number}. {lesson.title}: {lesson.id}/README.md\n" in menu, f"mkdocs.yml: {lesson.id}"
+
+
+def test_a_wrong_address_leads_on(site_folders):
+    html = (site_folders["http"] / "404.html").read_text(encoding="utf-8")
+    assert not [lesson.id for lesson in LESSONS if f"{lesson.id}/" not in html]
+
+
+def test_every_arrowhead_and_pattern_that_a_page_refers_to_is_on_it(site_folders):
+    """A drawing's rules leave its SVG when it becomes part of a page; the ids that they name must follow."""
+    dead = []
+    for path in sorted(site_folders["http"].rglob("*.html")):
+        html = path.read_text(encoding="utf-8")
+        ids = set(re.findall(r'\bid="([^"]+)"', html))
+        dead += [f"{path.parent.name}: url(#{name})" for name in DRAWN.findall(html) if name not in ids]
+    assert not dead, dead
 
 
 def test_what_comes_from_npm_is_as_it_came():
@@ -123,10 +98,8 @@ def test_what_comes_from_npm_is_as_it_came():
     assert set(there) == set(known), "run python -m scripts.website.vendor"
     for name, path in there.items():
         assert hashlib.sha256(path.read_bytes()).hexdigest() == known[name]["sha256"], f"{name} was changed by hand"
-    folders_with_licence = {Path(name).parts[:-1] for name in known if "LICENSE" in name}
-    assert len(folders_with_licence) == len({entry["package"] for entry in known.values()}), (
-        "a package has no licence here"
-    )
+    licensed = {Path(name).parts[:-1] for name in known if "LICENSE" in name}
+    assert len(licensed) == len({entry["package"] for entry in known.values()}), "a package has no licence here"
 
 
 def test_the_index_has_no_flattened_tables(site_folders):

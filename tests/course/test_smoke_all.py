@@ -21,7 +21,6 @@ import pytest
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
 from lessons._course.runner import Spawned
-from tests.course.threads import wait_policy
 
 LESSON = """
 id = "l{number}_example"
@@ -162,23 +161,6 @@ def test_a_script_that_hangs_is_killed(course, capfd, monkeypatch):
     assert code == 1 and "so far" in out and "500 s" in out
 
 
-def test_two_scripts_run_at_a_time_and_the_table_is_in_order(course, capfd, monkeypatch):
-    meet = "(folder / sys.argv[1]).touch()\nwhile len([*folder.glob('1*')]) < 2: time.sleep(0.02)\n"
-    begins(course, meet + "while sys.argv[1] == '1' and not (folder / 'told').exists(): time.sleep(0.02)\n")
-    line = smoke_all.progress_line
-    monkeypatch.setattr(smoke_all, "progress_line", lambda result: (course / "told").touch() or line(result))
-    code, out, err = run(capfd)
-    assert code == 0 and out.index("1 Example 1 ") < out.index("10 Example 10")
-    assert err.index("lesson 10: Example 10: ok") < err.index("lesson 1: Example 1: ok"), "told as they end"
-
-
-def test_one_script_runs_at_a_time_if_that_is_asked_for(course, capfd):
-    begins(
-        course, "import atexit\n(folder / 'runs').mkdir()\natexit.register((folder / 'runs').rmdir)\ntime.sleep(0.2)\n"
-    )
-    assert run(capfd, "--jobs", "1")[0] == 0, "the second begins when the first has ended"
-
-
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups are POSIX's")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
 
@@ -241,17 +223,3 @@ def test_every_lesson_of_the_course_has_a_smoke_script():
     for lesson in read_lessons(places):
         assert lesson.smoke, f"{places.shown(lesson.folder)}/lesson.toml names no smoke script"
         assert (places.root / lesson.smoke[0]).exists(), f"{lesson.smoke[0]} is not there"
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "scripts").glob("l*_smoke.py")))
-def test_threads_are_told_to_sleep_before_torch_is_loaded(script):
-    """OpenMP reads OMP_WAIT_POLICY once, when torch loads it; scripts.smoke has to be imported before that."""
-    assert wait_policy(f"from scripts import {script}; import torch") == "PASSIVE"
-
-
-def test_help_needs_no_torch():
-    program = "try: smoke_all.main(['--help'])\nfinally: assert 'torch' not in sys.modules"
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom scripts import smoke_all\n{program}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0 and "--only" in done.stdout, done.stderr

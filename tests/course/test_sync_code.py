@@ -87,14 +87,6 @@ def test_a_rewrite_puts_all_blocks_in_step_and_touches_nothing_else(root):
     assert main(["--root", str(root), "--check"]) == 0
 
 
-def test_an_indented_block_stays_indented(root):
-    path = page(root, "- item\n\n" + block("::Box", indent="  "))
-    assert main(["--root", str(root)]) == 0
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert "  class Box:" in lines and '      """A box."""' in lines and "" in lines, "no blanks at the end of a line"
-    assert main(["--root", str(root), "--check"]) == 0
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

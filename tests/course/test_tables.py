@@ -4,14 +4,8 @@ Protects readers of a check, a smoke run or a benchmark from a figure that is cu
 """
 
 import io
-import os
 import re
-import subprocess
-import sys
 
-from scripts import ROOT
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -66,22 +60,3 @@ def test_no_table_loses_anything(data, columns, width):
     if not long:  # a word may be longer than its column; then it is broken
         has_all(console.file.getvalue(), texts, [c for c, is_text in zip(cells, by, strict=True) if not is_text], width)
     lines_of(console.file.getvalue(), width)
-
-
-@pytest.mark.parametrize("command", [["-m", "lessons"], ["scripts/bench.py", "--help"]])
-def test_in_a_pipe_a_table_is_80_columns_wide(command):
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
-    options = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, "encoding": "utf-8"}
-    done = subprocess.run(
-        [sys.executable, *command], stdout=subprocess.PIPE, env=environment | {"PYTHONUTF8": "1"}, check=True, **options
-    )
-    assert "…" not in done.stdout
-    lines_of(done.stdout, 80)
-
-
-def test_no_other_file_lays_out_a_table_of_its_own():
-    for folder in ("lessons", "scripts", "mini_engine"):
-        for path in (ROOT / folder).rglob("*.py"):
-            text = path.read_text(encoding="utf-8")
-            if path.name != "tables.py":
-                assert "rich.table" not in text and "rich.columns" not in text, f"{path}: use lessons/_course/tables.py"

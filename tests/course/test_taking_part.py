@@ -4,7 +4,6 @@ Protects people who have no clone yet, for whom a wrong key in one of these file
 container that does not start, or a release that any push could trigger. GitHub reports none of that to a test.
 """
 
-import ast
 import re
 import shlex
 from pathlib import Path
@@ -20,18 +19,9 @@ from lessons._course.quoted import quoted_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = [*sorted((ROOT / ".github/workflows").glob("*.yml")), ROOT / "lessons/classroom/grade.yml"]
-FORMS = sorted(path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
 FIRST = ROOT / ".github/good-first-issues"
 FIRST_ISSUES = sorted(path for path in FIRST.glob("*.md") if path.name != "README.md")
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
-FIELDS = {  # of GitHub's form schema: what an element of each type must and may have
-    "markdown": ({"value"}, set()),
-    "input": ({"label"}, {"description", "placeholder", "value"}),
-    "textarea": ({"label"}, {"description", "placeholder", "value", "render"}),
-    "dropdown": ({"label", "options"}, {"description", "multiple", "default"}),
-    "checkboxes": ({"label", "options"}, {"description"}),
-    "upload": ({"label"}, {"description"}),
-}
 
 
 def name(path: Path) -> str:
@@ -67,32 +57,7 @@ def test_only_a_tag_publishes_and_only_what_was_tried():
     assert all("checkout" not in step.get("uses", "") for job in ("try", "publish") for step in jobs[job]["steps"])
 
 
-# The dev container
-
-
 # Issues and pull requests
-
-
-@pytest.mark.parametrize("path", FORMS, ids=name)
-def test_github_shows_the_form(path):
-    form = read(path)
-    assert {"name", "description", "body"} <= form.keys() <= {"name", "description", "body", "title", "labels"}
-    assert any(element["type"] != "markdown" for element in form["body"]), "GitHub wants a field"
-    ids = [element["id"] for element in form["body"] if "id" in element]
-    labels = [element["attributes"].get("label") for element in form["body"] if element["type"] != "markdown"]
-    assert len(set(ids)) == len(ids) and len(set(labels)) == len(labels), "ids and labels occur once"
-    assert all(re.fullmatch(r"[\w-]+", found) for found in ids)
-    for element in form["body"]:
-        needed, allowed = FIELDS[element["type"]]
-        assert element.keys() <= {"type", "id", "attributes", "validations"}
-        assert needed <= element["attributes"].keys() <= needed | allowed, f"{element} does not fit its type"
-        assert element.get("validations", {}).keys() <= {"required", "accept"}
-        if element["type"] == "dropdown":
-            assert len(set(element["attributes"]["options"])) == len(element["attributes"]["options"]) > 1
-        if element["type"] == "checkboxes":
-            assert all(
-                {"label"} <= option.keys() <= {"label", "required"} for option in element["attributes"]["options"]
-            )
 
 
 def test_the_forms_name_a_command_that_takes_these_options(capsys):
@@ -122,27 +87,10 @@ def test_a_first_issue_says_what_where_and_how_to_check_and_is_still_there(path)
     assert files, "name a file"
     for file in files:
         assert (ROOT / file).is_file(), f"{file} is gone: is the gap still there?"
-    for file, rest in re.findall(r"`([\w/]+\.py)`: (.+)", where):
-        names = set(re.findall(r"`(\w[\w.]*)`", rest.split(";")[0]))
-        assert names <= defined(ROOT / file), f"{file} does not define {names - defined(ROOT / file)}"
     commands = list(quoted_commands(page))
     assert commands and all(not command.complaint for command in commands if "mkdocs" not in command.text)
     for word in (word for command in commands for word in command.arguments if word.startswith("tests/")):
         assert (ROOT / word).exists(), f"{word} is gone"
-
-
-def defined(path: Path) -> set[str]:
-    """Return the names that a module defines, methods as Class.method and options of commands included."""
-    found = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
-            inner = node.body if isinstance(node, ast.ClassDef) else []
-            found |= {f"{node.name}.{part.name}" for part in inner if isinstance(part, ast.FunctionDef)}
-            found |= {part.name for part in inner if isinstance(part, ast.FunctionDef)}
-        elif isinstance(node, ast.Assign):
-            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return found
 
 
 # Versions and what PyPI shows

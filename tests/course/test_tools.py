@@ -11,7 +11,7 @@ from functools import partial
 
 from scripts import ROOT
 from scripts.pages import tool_data
-from scripts.website.browser import DESKTOP, PHONE, visiting
+from scripts.website.browser import PHONE
 
 import pytest
 import torch
@@ -47,16 +47,9 @@ WORK = "([tool, values]) => values.map(one => KvTools[tool].work(one))"
 
 
 @pytest.fixture
-def work(site_http, browser):
+def work(visit):
     """Return a function (tool, values) that computes in the page."""
-    with visiting(browser, site_http) as visitor:
-
-        def compute(tool: str, values: list[dict]) -> list[dict]:
-            visitor.page.goto(site_http.url(PAGES[tool]))
-            return visitor.page.evaluate(WORK, [tool, values])
-
-        yield compute
-        assert not visitor.complaints
+    return lambda tool, values: visit(PAGES[tool]).evaluate(WORK, [tool, values])
 
 
 def test_the_pool_s_size_is_pool_slots(work):
@@ -130,17 +123,6 @@ def test_a_launched_step_takes_as_long_as_its_kernels_in_turn(work):
         assert math.isclose(got["plain"], ends), one
         assert math.isclose(got["replayed"], 0.15 + one["launch"] / 1e3 + one["gpu"]), one
         assert got["loop"] <= got["replayed"], one
-
-
-def test_the_launches_play(site_http, browser):
-    with visiting(browser, site_http) as visitor:
-        visitor.page.goto(site_http.url(PAGES["launch"]))
-        room = visitor.page.locator(".kv-tool[data-tool=launch]")
-        assert room.locator("img, .drawing").count() == 0, "the picture for GitHub has made room"
-        room.get_by_role("button", name="Play").click()
-        visitor.page.wait_for_function("Number(document.querySelector('.kv-tool [name=time]').value) < 50")
-        visitor.page.wait_for_function("Number(document.querySelector('.kv-tool [name=time]').value) === 100")
-        assert not visitor.complaints
 
 
 def test_the_roofline_is_the_one_that_was_measured(work):
@@ -245,72 +227,15 @@ def test_the_prices_of_load_are_those_that_lesson_13_simulates(at, work):
 
 
 @pytest.mark.parametrize("tool", PAGES)
-def test_a_tool_answers_when_it_is_changed_and_is_accessible(tool, site_http, browser):
-    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        page = visitor.page
-        for width in (DESKTOP, PHONE):
-            page.set_viewport_size({"width": width, "height": 844})
-            page.goto(site_http.url(PAGES[tool]))
-            room = page.locator(f".kv-tool[data-tool={tool}]")
-            page.evaluate("document.querySelectorAll('details').forEach(box => (box.open = true))")
-            before = room.locator("dl").inner_text()
-            assert "NaN" not in before and "undefined" not in before
-            room.locator("input").first.fill("4" if tool == "interval" else "2")
-            assert room.locator("dl").inner_text() != before
-            box = room.bounding_box()
-            assert box["x"] >= 0 and box["x"] + box["width"] <= width
-            if (picture := room.locator("svg")).count():
-                assert picture.bounding_box()["width"] > 0.85 * box["width"], "a chart fills its box"
-                sizes = picture.evaluate("node => node.viewBox.baseVal.width / node.clientWidth")
-                assert abs(sizes - 1) < 0.05, "its letters are as large as they say"
-            if tool in ("roofline", "beta"):
-                assert picture.locator("path.grid").count() >= 2, "and it has a y axis"
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-        assert not page.evaluate(RUN_AXE, {"place": f".kv-tool[data-tool={tool}]"})  # test_site looks at the rest
-        assert not visitor.complaints
-
-
-DRAGGED = [("break-even", "bandwidth"), ("break-even", "rate"), ("replicas", "beta"), ("roofline", "batch")]
-
-
-@pytest.mark.parametrize("width", [DESKTOP, PHONE])
-@pytest.mark.parametrize(("tool", "key"), DRAGGED)
-def test_a_handle_follows_the_pointer_and_the_slider_follows_the_handle(tool, key, width, site_http, browser):
-    with visiting(browser, site_http, width=width) as visitor:
-        page = visitor.page
-        page.goto(site_http.url(PAGES[tool]))
-        page.evaluate("document.querySelectorAll('details').forEach(box => (box.open = true))")
-        room = page.locator(f".kv-tool[data-tool={tool}]")
-        handle, slider = room.locator(f"svg [data-key={key}]"), room.locator(f"input[name={key}]")
-        handle.scroll_into_view_if_needed()
-        box, before = handle.bounding_box(), float(slider.input_value())
-        at = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-        for way in (40, 80):  # further than the first move: what is dragged stays in the hand
-            page.mouse.move(*at)
-            page.mouse.down()
-            page.mouse.move(at[0] + way / 2, at[1] + 30)
-            page.mouse.move(at[0] + way, at[1] + 30)
-            page.mouse.up()
-            now = handle.bounding_box()
-            assert now["x"] + now["width"] / 2 == pytest.approx(at[0] + way, abs=36), "within half a slider's step"
-            moved = float(slider.input_value())
-            assert moved > before
-            before = moved
-            at = now["x"] + now["width"] / 2, now["y"] + now["height"] / 2
-        page.mouse.move(*at)
-        assert handle.bounding_box() == now, "once let go, it stays"
-        page.mouse.move(*at)
-        page.mouse.down()
-        page.mouse.move(0, at[1])
-        page.mouse.up()
-        assert float(slider.input_value()) == pytest.approx(float(slider.get_attribute("min"))), (
-            "and it ends where the slider does"
-        )
-        assert "NaN" not in room.inner_text() and not visitor.complaints
-
-
-def test_without_scripts_there_is_no_empty_box(site_http, browser):
-    with visiting(browser, site_http, java_script_enabled=False) as visitor:
-        visitor.page.goto(site_http.url(PAGES["pool"]))
-        box = visitor.page.locator(".kv-tool").bounding_box()
-        assert box is None or box["height"] == 0
+def test_a_tool_answers_when_it_is_changed_and_is_accessible(tool, visit):
+    page = visit(PAGES[tool], width=PHONE, reduced_motion="reduce")
+    room = page.locator(f".kv-tool[data-tool={tool}]")
+    page.evaluate("document.querySelectorAll('details').forEach(box => (box.open = true))")
+    before = room.locator("dl").inner_text()
+    assert "NaN" not in before and "undefined" not in before
+    room.locator("input").first.fill("4" if tool == "interval" else "2")
+    assert room.locator("dl").inner_text() != before
+    box = room.bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= PHONE
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    assert not page.evaluate(RUN_AXE, {"place": f".kv-tool[data-tool={tool}]"})  # test_site looks at the rest

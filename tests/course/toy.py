@@ -4,7 +4,7 @@ import io
 import os
 import time
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -139,35 +139,27 @@ modules = ["mini_engine/kv/seats.py"]
 tests = ["tests/l0"]
 smoke = ["scripts/l0_smoke.py"]
 
-[[tasks]]
-number = 1
+[tasks.1]
 target = "mini_engine/kv/seats.py::double"
 title = "Double a number"
 lines = 1
 hints = ["think of two", "times", "return 2 * x"]
 
-[[tasks]]
-number = 2
+[tasks.2]
 targets = ["mini_engine/kv/seats.py::Seats.take"]
 title = "Hand out seats"
 lines = 4
 hints = ["look first", "then slice", "nearly the code"]
 
-[[tasks]]
-number = 3
+[tasks.3]
 target = "mini_engine/kv/seats.py::Seats.give_back"
 title = "Take seats back"
 lines = 3
 hints = ["a", "b", "c"]
 
-[[bugs]]
-name = "from-the-end"
-pitfall = "The last seats go first"
-module = "mini_engine/kv/seats.py"
-find = "self.free[:n], self.free[n:]"
-replace = "self.free[-n:], self.free[:-n]"
-tests = ["tests/l0/test_seats.py::test_take_hands_out_the_lowest"]
-symptom = "lowest free seats"
+[pitfalls."The last seats go first"]
+change = {module = "mini_engine/kv/seats.py", find = "[:n], self.free[n:]", replace = "[-n:], self.free[:-n]"}
+caught = {tests = ["tests/l0/test_seats.py::test_take_hands_out_the_lowest"], symptom = "lowest free seats"}
 """
 
 LATER = """id = "l1_later"
@@ -249,6 +241,15 @@ class Toy:
         """Write all tasks as the student, with one change."""
         self.write(1, 2, 3)
         self.edit("work/l0/seats.py", old, new)
+
+    def write_top(self, line: str) -> None:
+        """Write all tasks as the student, with one more line at the top."""
+        self.write_wrong("FIRST = 0", f"FIRST = 0\n{line}\n")
+
+    def done(self, *tasks: int, **fields: Any) -> None:
+        """Record these tasks as done, and other fields of the student's progress."""
+        progress = Progress(self.places.work)
+        progress.save(self.lesson, replace(progress.entry(self.lesson), tasks_done=list(tasks), **fields))
 
     def run(self, *arguments: str) -> Said:
         """Run `python -m lessons *arguments` in this process."""

@@ -1,6 +1,7 @@
-"""Course machinery. With fast layers, the tests of earlier lessons that compare tokens with Hugging Face pass.
+"""Course machinery. With a later lesson's part switched on, the tests of earlier lessons pass unchanged.
 
-Protects the rule that a fast part changes no token: lesson 9's layers against the parity tests of lessons 0 to 8.
+Protects two rules: a fast part changes no token, so lesson 9's layers pass the parity tests of lessons 0 to 8; a part
+changes nothing that it is not asked for, so with lesson 8's prefix sharing the tests of lessons 5 to 7 pass.
 """
 
 import os
@@ -14,6 +15,7 @@ import torch
 from mini_engine.base.errors import UserError
 from mini_engine.layers import native
 
+pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).resolve().parents[2]
 PARITY = (
     "tests/l0/test_loop.py",
@@ -28,30 +30,35 @@ PARITY = (
 )
 
 
-@pytest.mark.nightly
+def python(*arguments: str, backend: str = "torch") -> subprocess.CompletedProcess:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MINI_ENGINE_BACKEND": backend}
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=env, capture_output=True, encoding="utf-8")
+
+
+def assert_pass(plugin: str, *tests: str, **options: str) -> None:
+    done = python("-m", "pytest", "-q", "-x", "-p", plugin, *tests, **options)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("lesson", [5, 6, 7])
+def test_with_prefix_sharing(lesson):
+    assert_pass("tests.l8.with_sharing", f"tests/l{lesson}")
+
+
 def test_the_plugin_gives_the_models_of_those_tests_fast_layers():
     code = (
         "from tests.l9 import with_packed; with_packed.pytest_configure(None); from tests import support\n"
         "print(type(support.load_model('mini_engine/pocket')).__name__)"
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "MINI_ENGINE_BACKEND": "torch"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, encoding="utf-8")
+    done = python("-c", code)
     assert done.stdout.split() == ["FastQwen3ForCausalLM"], f"the slow model is tested again: {done.stderr[-999:]}"
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["packed", "torch"])
-def test_parity_of_earlier_lessons_with_fast_layers(backend):
+def test_with_fast_layers(backend):
     if backend == "packed":
         try:
             native.Functions(torch.float32)
         except UserError as why:
             pytest.skip(f"NOT CHECKED: earlier lessons with packed weights; {why}")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.l9.with_packed", *PARITY],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MINI_ENGINE_BACKEND": backend},
-        capture_output=True,
-        encoding="utf-8",
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert_pass("tests.l9.with_packed", *PARITY, backend=backend)
