@@ -7,12 +7,10 @@ import shutil
 import pytest
 import torch
 
-from mini_engine.assembly.loading import load
 from mini_engine.base.errors import UserError
 from mini_engine.families.qwen3 import load_model
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.hybrid.hybrid_config import LINEAR, HybridConfig
-from mini_engine.hybrid.model import GatedRMSNorm, ZeroCentredRMSNorm, partial_rope
 from mini_engine.model.kinds import FULL, state_bytes
 from tests.l11.models import FAMILIES, checkpoint, first_logits
 from tests.support import some_ids
@@ -27,33 +25,6 @@ def test_logits_equal_hugging_face_s(family, length):
     ids = some_ids(length, 160, seed=length)
     ours, theirs = first_logits(family, ids)
     assert torch.allclose(ours, theirs, atol=2e-4), f"they differ by up to {(ours - theirs).abs().max():.2g}"
-
-
-def test_a_norm_s_weight_is_added_to_one():
-    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
-
-    torch.manual_seed(0)
-    ours, theirs, x = ZeroCentredRMSNorm(8, 1e-6), Qwen3_5RMSNorm(8, 1e-6), torch.randn(3, 8)
-    for norm in (ours, theirs):
-        norm.weight.data.copy_(torch.linspace(-0.5, 0.5, 8))
-    assert torch.equal(ours(x), theirs(x))
-    assert torch.equal(ours(x.bfloat16()), theirs(x.bfloat16())), "compute in float32 and cast once, at the end"
-
-
-def test_the_gated_norm_normalizes_before_it_gates():
-    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
-
-    torch.manual_seed(0)
-    ours, theirs = GatedRMSNorm(8, 1e-6), Qwen3_5RMSNormGated(8, 1e-6)
-    x, gate = torch.randn(2, 4, 8), torch.randn(2, 4, 8)
-    assert torch.equal(ours(x, gate), theirs(x, gate))
-
-
-def test_rope_turns_the_first_dimensions_and_passes_the_rest():
-    x, angles = torch.randn(3, 2, 10), torch.randn(3, 4)
-    out = partial_rope(x, angles.cos(), angles.sin())
-    assert torch.equal(out[..., 4:], x[..., 4:]), "dimensions beyond rotary_dim have no position"
-    assert not torch.equal(out[..., :4], x[..., :4])
 
 
 def test_bytes_of_a_token_and_of_a_state():
@@ -144,13 +115,6 @@ def test_a_quarter_of_a_head_is_rotated_unless_the_file_says_otherwise(tmp_path)
     assert config.rope_theta == theirs.get("rope_theta", 10_000.0)
 
 
-def test_the_text_part_of_a_qwen3_5_config_is_read(tmp_path):
-    raw = json.loads((checkpoint(FAMILY) / "config.json").read_text(encoding="utf-8"))
-    outer = {"model_type": "qwen3_5", "text_config": raw, "eos_token_id": 7}
-    (tmp_path / "config.json").write_text(json.dumps(outer), encoding="utf-8")
-    assert HybridConfig.from_dir(tmp_path).num_gdn_layers == 3
-
-
 def test_an_interval_stands_for_layer_types(tmp_path):
     directory = write_config(tmp_path, layer_types="gone", full_attention_interval=2)
     assert HybridConfig.from_dir(directory).layer_types == (LINEAR, FULL, LINEAR, FULL)
@@ -160,18 +124,3 @@ def test_lesson_0_s_loader_points_to_what_runs_it():
     with pytest.raises(UserError) as refused:
         load_model(checkpoint(FAMILY))
     assert "LLM" in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_the_composition_root_takes_it_without_a_flag():
-    assert load(checkpoint(FAMILY), "auto", "cpu").config.num_gdn_layers == 3
-
-
-def test_a_tensor_that_is_missing_is_named(tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(checkpoint(FAMILY) / "model.safetensors")
-    del tensors["model.layers.1.linear_attn.A_log"]
-    save_file(tensors, write_config(tmp_path) / "model.safetensors")
-    with pytest.raises(UserError) as refused:
-        QWEN3_5.load(tmp_path)
-    assert "model.layers.1.linear_attn.A_log" in str(refused.value)

@@ -9,15 +9,12 @@ import copy
 import pytest
 import torch
 
-from mini_engine.assembly.layout import kv_shape
-from mini_engine.attention.registry import load_kernel
-from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.model import GatedDeltaNet, GatedRMSNorm
 from mini_engine.hybrid.plan import with_states
 from mini_engine.hybrid.store import HybridKv, HybridMeta
-from mini_engine.kv.block_tensor import ForwardMeta, KvPool
-from tests.l11.models import both, checkpoint, first_logits
+from mini_engine.kv.block_tensor import ForwardMeta
+from tests.l11.models import both, checkpoint, first_logits, store_of
 from tests.support import some_ids
 
 FAMILY = "every fourth attends"
@@ -26,8 +23,7 @@ NARROW, WIDE = torch.bfloat16, torch.float32
 
 def store(config: HybridConfig, dtype: torch.dtype) -> HybridKv:
     """Return a store whose states, random numbers that bfloat16 can hold, do not depend on the dtype."""
-    kv = KvPool(kv_shape(config), 2, 8, load_kernel("reference"), dtype)
-    found = HybridKv(kv, GdnPool.for_model(config, 3, dtype=dtype))
+    found = store_of(config, 3, dtype)
     torch.manual_seed(1)
     for tensor in (found.states.recurrent_state, found.states.conv_state):
         tensor.copy_(torch.randn(tensor.shape).to(NARROW))
