@@ -44,24 +44,6 @@ def with_tiers(model, folder, num_blocks=40, **sizes):
     return build_engine(model, backend="reference", num_blocks=num_blocks, kv_cache_dir=folder, kv_always=True, **sizes)
 
 
-def test_a_new_engine_on_the_same_directory_computes_only_what_is_new(model, cold, tmp_path):
-    first = with_tiers(model, tmp_path)
-    assert answers(first) == cold
-    first.scheduler.manager.coordinator.connector.block_store.tiers.close()
-    second = with_tiers(model, tmp_path)
-    assert answers(second) == cold, "KV from the disk must give the tokens of a cold run"
-    assert second.scheduler.manager.coordinator.connector.block_store.restored_tokens == 3 * 32, (
-        "two whole blocks of each prompt came back"
-    )
-
-
-def test_a_pool_that_evicts_everything_lives_from_the_host_tier(model, cold):
-    engine = build_engine(model, backend="reference", num_blocks=7, kv_host_bytes=2**24, kv_always=True)
-    for _ in range(2):
-        assert [answers(engine, [prompt])[0] for prompt in PROMPTS] == cold
-    assert engine.scheduler.manager.coordinator.connector.block_store.restored_tokens > 0, "evicted blocks come back"
-
-
 def test_another_models_blocks_are_never_served(model, cold, tmp_path):
     first = with_tiers(model, tmp_path)
     answers(first)
@@ -73,18 +55,6 @@ def test_another_models_blocks_are_never_served(model, cold, tmp_path):
     assert second.scheduler.manager.coordinator.connector.block_store.restored_tokens == 0, (
         "one weight differs, so every key does"
     )
-
-
-def test_engines_of_other_layouts_may_share_a_directory(model, cold, tmp_path):
-    """Blocks of 8 and of 16 tokens, in turns. Each engine finds its own records and none of the other's."""
-    restored = []
-    for block_size in (8, 16, 8, 16):
-        engine = with_tiers(model, tmp_path, num_blocks=60, block_size=block_size)
-        assert answers(engine) == cold, f"in blocks of {block_size}"
-        store = engine.scheduler.manager.coordinator.connector.block_store
-        store.tiers.close()
-        restored.append(store.restored_tokens)
-    assert restored == [0, 0, 3 * 32, 3 * 32], "of 40 tokens each, the last one's block is computed"
 
 
 def test_compaction_and_a_smaller_pool_in_mid_decode_change_no_token(model, cold):

@@ -20,10 +20,8 @@ from mini_engine.base.errors import OutOfBlocks
 from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
-from mini_engine.tiers.break_even import BreakEven
 from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.keys import Identity
-from mini_engine.tiers.records import Kind, Record
 from mini_engine.tiers.store import ALWAYS, BlockStore, MinTokens
 from mini_engine.tiers.tiers import Tiers
 from tests.l12.cells import BLOCKS, SIZE, Cells, digests
@@ -115,18 +113,6 @@ def test_an_evicted_prefix_comes_back_from_the_tier(world):
     assert world.begin("c", tokens) == 12 and world.store.restored_tokens == 12, "now the tree has them again"
 
 
-def test_the_tree_holds_what_came_back_before_anything_is_computed(world):
-    tokens = list(range(14))
-    world.begin("a", tokens)
-    world.end("a")
-    evict_all(world)
-    assert world.manager.allocate("b", tokens) == 12
-    assert world.manager.coordinator.prefixes.tree.peek(key_of(tokens[:12])).num_tokens == 12, (
-        "a request of the same step may share them"
-    )
-    world.manager.free("b")
-
-
 def test_the_tier_goes_on_where_the_tree_ends(world):
     tokens = list(range(17))
     world.begin("a", tokens)
@@ -150,15 +136,6 @@ def test_a_hit_in_the_tiers_alone_is_counted_as_one(world):
     assert (told.num_lookups, told.num_hits, told.found_tokens) == (3, 1, 12), "nothing is known of c's prompt"
 
 
-def test_computed_answers_are_kept_too(world):
-    world.begin("a", [1, 2, 3])
-    world.requests["a"][0].extend(range(10, 16))
-    world.compute("a")
-    world.end("a")
-    evict_all(world)
-    assert world.begin("b", [1, 2, 3, *range(10, 16), 5]) == 8, "the next turn of a chat begins with the last answer"
-
-
 def test_a_block_is_saved_once_it_is_complete(world):
     tokens = list(range(12))
     world.manager.allocate("a", tokens)
@@ -176,14 +153,6 @@ def test_a_prompt_of_whole_blocks_leaves_its_last_one_to_compute(world):
     world.end("a")
     evict_all(world)
     assert world.begin("b", tokens) == 8, "the last token must be computed, so its block is not asked for"
-
-
-def test_another_namespace_finds_nothing(world):
-    world.begin("a", list(range(12)), "tenant 1")
-    world.end("a")
-    evict_all(world)
-    assert world.begin("b", list(range(12)), "tenant 2") == 0
-    assert world.begin("c", list(range(12)), "tenant 1") == 8
 
 
 def test_a_namespace_without_bytes_is_served_without_tiers(world):
@@ -206,18 +175,6 @@ def test_without_room_the_request_begins_with_what_the_tree_has():
     world.close()
 
 
-def test_what_does_not_pay_is_computed():
-    never = BreakEven(prefill_rate=400.0, bytes_per_token=1000, bandwidth=1000.0)
-    late = BreakEven(prefill_rate=400.0, bytes_per_token=1, bandwidth=1e9, latency=5 / 400)
-    assert never.num_tokens > 10**9 and 4 < late.num_tokens < 6
-    world = World(min_tokens=MinTokens(never.num_tokens, never.num_tokens))
-    world.begin("a", list(range(14)))
-    world.end("a")
-    evict_all(world)
-    assert world.begin("b", list(range(14))) == 0
-    world.close()
-
-
 def test_a_slow_disk_does_not_keep_host_memory_from_being_used(tmp_path):
     first = World(tmp_path)
     first.begin("a", list(range(14)))
@@ -227,30 +184,6 @@ def test_a_slow_disk_does_not_keep_host_memory_from_being_used(tmp_path):
     world.end("b")
     evict_all(world)
     assert world.begin("c", list(range(14))) == 12, "in host memory since it was computed"
-    world.close()
-
-
-def test_keys_of_a_text_are_computed_once():
-    world = World()
-    tokens = key_of(list(range(14)))
-    assert world.store.prefix(tokens, "a", 16) is world.store.prefix(key_of(list(range(14))), "a", 16)
-    apart = [world.store.prefix(tokens, namespace, 16).keys[0] for namespace in (1, True, "1", None)]
-    assert len(set(apart)) == 4, "what is remembered for one namespace is not another's"
-    world.close()
-
-
-def test_others_run_while_the_disk_is_read(tmp_path):
-    first = World(tmp_path)
-    first.begin("a", list(range(14)))
-    first.close()
-    world = World(tmp_path)
-    assert world.manager.cost(list(range(14)), 14).should_wait is False, "nothing else can run: read now"
-    world.begin("other", [9] * 5)
-    waited = world.manager.cost(list(range(14)), 14).should_wait
-    while world.manager.cost(list(range(14)), 14).should_wait:
-        pass
-    assert waited, "the step that others run in must not wait for the disk"
-    assert world.begin("b", list(range(14))) == 12 and world.tiers.num_found == {"host": 3, "disk": 0}
     world.close()
 
 
@@ -290,13 +223,6 @@ def test_what_the_tree_has_is_not_read_ahead_and_what_is_behind_it_is(tmp_path):
         "the tree has the first block; the three behind it are asked for"
     )
     world.close()
-
-
-def test_what_is_computed_is_shared_at_once_without_the_tiers(world):
-    world.begin("a", list(range(14)))
-    assert world.begin("b", list(range(14))) == 12, "a still runs, and the tree has its blocks"
-    assert world.store.restored_tokens == 0, "they are in the pool: nothing is copied"
-    assert world.manager.tables["b"].blocks[:3] == world.manager.tables["a"].blocks[:3]
 
 
 class Machine(RuleBasedStateMachine):
@@ -394,17 +320,6 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=thorough(25, 12), stateful_step_count=40)
-
-
-def test_what_goes_with_a_block_is_handed_over_right_behind_it(monkeypatch):
-    """A writer that is behind drops the rest. What it has taken until then is of use."""
-    world, put = World(), []
-    monkeypatch.setattr(world.tiers, "put", lambda record: put.append(record.key))
-    prefix = world.store.prefix(key_of(list(range(3 * SIZE))), None, SIZE * TOKEN_BYTES)
-    more = [(index, Record(b"state", b"", b"", b"", Kind.STATE)) for index in (2, 0)]
-    world.store.save(prefix, [1, 2, 3], 0, more)
-    assert put == [prefix.keys[1], b"state", prefix.keys[2], prefix.keys[3], b"state"]
-    world.tiers.close()
 
 
 def test_what_no_tier_can_have_is_not_missing_there():

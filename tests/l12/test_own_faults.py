@@ -10,8 +10,6 @@ from mini_engine.assembly.loading import load
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.pocket import POCKET_DIR
-from tests.l11.models import check_nothing_is_lost, greedy, hybrid
-from tests.support import some_ids
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 METHODS = (
@@ -81,16 +79,3 @@ def test_no_failure_of_a_connector_reaches_an_answer(pocket, broken):
         assert not manager.fault and not manager.tables
         manager.coordinator.clear()
     assert flaky.num_failed, "nothing failed, so nothing was tried"
-
-
-@pytest.mark.parametrize("broken", ["start_load_kv", "into", "save_kv"])
-def test_a_hybrids_state_is_not_left_half_loaded(broken):
-    prompts = [tuple(some_ids(length, 160, seed=length)) for length in (33, 65)]
-    engine = hybrid("every fourth attends", kv_host_bytes=2**28, kv_always=True)
-    manager = engine.scheduler.manager
-    manager.coordinator.connector = flaky = Flaky(manager.coordinator.connector, broken, random.Random(3))
-    for _ in range(4):
-        assert ask(engine, prompts, 8) == [(greedy("every fourth attends", p, 8), None) for p in prompts]
-        manager.coordinator.clear()
-    check_nothing_is_lost(engine)
-    assert flaky.num_failed

@@ -22,7 +22,7 @@ from mini_engine.tiers.files import create
 from mini_engine.tiers.host import HostTier
 from mini_engine.tiers.outage import MOST_FAILURES
 from mini_engine.tiers.records import Record, Wanted
-from mini_engine.tiers.tiers import NoDisk, Tiers
+from mini_engine.tiers.tiers import Tiers
 
 ROOT = Path(__file__).resolve().parents[2]
 PAYLOAD = 1000
@@ -71,14 +71,6 @@ def test_the_host_tier_keeps_the_most_recently_used_within_its_size(calls, room)
         kept = {number for number in range(5) if record(number).key in tier}
         assert kept == set(model), "the least recently used record goes first, and no other"
         assert len(tier) == len(model) and tier.num_bytes == len(model) * SIZE <= tier.max_bytes
-
-
-def test_a_record_on_disk_is_found_by_a_new_process(tmp_path):
-    assert DiskTier(tmp_path, 10**6).put(record(1))
-    again = DiskTier(tmp_path, 10**6)
-    assert bytes(again.get(wanted(1)).payload) == record(1).payload
-    assert again.get(wanted(2)) is None
-    assert again.num_bytes == SIZE
 
 
 def test_the_disk_tier_removes_the_least_recently_used_files(tmp_path):
@@ -338,17 +330,3 @@ def test_what_is_on_the_disk_does_not_wait_to_be_written_again(tmp_path):
     tiers.put(record(2))
     assert offered == [record(2).key], "a place in the writer's queue is for what the disk lacks"
     tiers.close()
-
-
-def test_without_a_disk_there_is_only_the_host_tier():
-    tiers = Tiers(HostTier(10**6), NoDisk())
-    tiers.put(record(1))
-    assert tiers.get(wanted(1)) and not tiers.prefetch([wanted(2)])
-    tiers.close()
-
-
-@pytest.mark.parametrize("reason", ["truncated", "version", "damaged", "foreign", "irregular"])
-def test_every_record_that_cannot_be_trusted_counts_as_damaged(tmp_path, reason):
-    disk = DiskTier(tmp_path, 10**6)
-    disk.counts[reason] += 2
-    assert disk.stats()[0].events["damaged"] == 2
