@@ -206,6 +206,11 @@ def check_answers(requests: Sequence[Any], directory: Path, when: str) -> list[i
     return [request.num_cached_tokens for request in requests]
 
 
+def store_of(engine: Any) -> Any:
+    """Return the tiers' store of an engine."""
+    return engine.scheduler.manager.coordinator.connector.block_store
+
+
 def check_no_block_is_lost(engine: Any) -> None:
     """Check that nothing is held by a request that has ended, and that all blocks can be had again."""
     manager = engine.scheduler.manager

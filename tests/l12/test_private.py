@@ -9,16 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from mini_engine.__main__ import main
-from mini_engine.assembly.build import build_engine
-from mini_engine.assembly.loading import load
 from mini_engine.base.errors import UserError
-from mini_engine.pocket import POCKET_DIR
 from mini_engine.tiers import files
 from mini_engine.tiers.disk import DiskTier
 from mini_engine.tiers.records import CRC, BadRecord
 from mini_engine.tiers.seal import TAG_BYTES, KeyedSeal, seal_of
-from tests.l12.test_tiers import SIZE, record, wanted
-from tests.support import OneOf, refused
+from tests.l12.items import SIZE, record, wanted
+from tests.support import OneOf, refused, store_of
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="NOT CHECKED: Windows has no modes, owners or device files")
 SECRET = bytes(range(32))
@@ -176,16 +173,15 @@ def test_a_key_file_that_is_not_there_is_one_sentence(tmp_path):
 
 
 @pytest.mark.reference  # no task is about this
-def test_the_option_reaches_the_disk(tmp_path):
-    model = load(POCKET_DIR, "float32", "cpu")
-    options = {"backend": "reference", "num_blocks": 20, "kv_always": True, "kv_cache_dir": tmp_path / "cache"}
-    engine = build_engine(model, **options, kv_cache_key_file=key_file(tmp_path))
-    disk = engine.scheduler.manager.coordinator.connector.block_store.tiers.disk
+def test_the_option_reaches_the_disk(engine_of, tmp_path):
+    key = key_file(tmp_path)
+    engine = engine_of(kv_always=True, kv_cache_dir=tmp_path / "cache", kv_cache_key_file=key)
+    disk = store_of(engine).tiers.disk
     disk.put(record(1))
     with pytest.raises(BadRecord):
         KeyedSeal(b"guessed").opened(disk.path(record(1).key).read_bytes())
     with pytest.raises(UserError, match="kv_cache_dir"):
-        build_engine(model, kv_cache_key_file=key_file(tmp_path))
+        engine_of(kv_cache_key_file=key)
 
 
 @pytest.mark.reference

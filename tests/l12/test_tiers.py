@@ -1,7 +1,6 @@
 """Lesson 12. The tiers stay within their sizes, survive crashes and full disks, and never make the engine wait."""
 
 import errno
-import hashlib
 import os
 import signal
 import subprocess
@@ -21,25 +20,11 @@ from mini_engine.tiers.disk import ABANDONED_SECONDS, DiskTier
 from mini_engine.tiers.files import create
 from mini_engine.tiers.host import HostTier
 from mini_engine.tiers.outage import MOST_FAILURES
-from mini_engine.tiers.records import Record, Wanted
 from mini_engine.tiers.tiers import Tiers
+from tests.l12.items import SIZE, record, wanted
 
 ROOT = Path(__file__).resolve().parents[2]
-PAYLOAD = 1000
 PATIENCE = 60.0  # seconds after which a test gives up
-
-
-def record(number: int, payload_bytes: int = PAYLOAD) -> Record:
-    tokens = number.to_bytes(4, "little") * 16
-    return Record(hashlib.sha256(tokens).digest(), b"p" * 32, tokens, bytes([number % 256]) * payload_bytes)
-
-
-def wanted(number: int) -> Wanted:
-    one = record(number)
-    return Wanted(one.key, one.parent, one.tokens, PAYLOAD)
-
-
-SIZE = record(0).num_bytes
 
 
 def test_a_record_that_was_used_outlives_one_that_came_later():
@@ -155,7 +140,7 @@ def test_a_file_in_place_of_the_directory_is_one_sentence(tmp_path):
 WRITE_FOREVER = """
 import itertools, sys
 from pathlib import Path
-from tests.l12.test_tiers import record
+from tests.l12.items import record
 from mini_engine.tiers.disk import DiskTier
 tier = DiskTier(Path(sys.argv[1]), 10**12)
 print("writing", flush=True)
