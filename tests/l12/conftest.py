@@ -1,8 +1,11 @@
 """Lesson 12. Shared by its tests: the pocket model, engines over it, and what they answer without a cache."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from tests.l12.cells import PROMPTS
+from tests.l12.items import record
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +43,25 @@ def answers():
 def cold(engine_of, answers):
     """The answers of an engine that caches nothing."""
     return answers(engine_of(enable_prefix_caching=False))
+
+
+@pytest.fixture
+def opened():
+    """Return a function that returns what it is given, which is closed when the test ends."""
+    with ExitStack() as stack:
+
+        def note(one):
+            stack.callback(one.close)
+            return one
+
+        yield note
+
+
+@pytest.fixture
+def tier(tmp_path):
+    """A disk tier with room for many records, which has record 1."""
+    from mini_engine.tiers.disk import DiskTier
+
+    tier = DiskTier(tmp_path, 10**6)
+    tier.put(record(1))
+    return tier

@@ -43,30 +43,9 @@ def world():
     world.close()
 
 
-class Unordered(SlowStream):
-    """A stream that waits for no other one."""
-
-    def wait(self, mark):
-        pass
-
-
-class Unwaited(SlowStream):
-    """A stream that no thread waits for."""
-
-    def record(self):
-        mark = super().record()
-        mark.synchronize = lambda: None
-        return mark
-
-
 RIGHT = {
     "a side stream that is slow": lambda compute, side: (compute, SlowStream()),
     "a side stream that is fast": lambda compute, side: (compute, SlowStream(eager=True)),
-}
-WRONG = {
-    "the gather is in the side stream": lambda compute, side: (side, side),
-    "the copy does not wait for the gather": lambda compute, side: (compute, Unordered(eager=True)),
-    "the copy is handed on before it is done": lambda compute, side: (compute, Unwaited()),
 }
 
 
@@ -92,21 +71,10 @@ def right(namespace):
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_blocks_that_are_written_again_meanwhile_are_saved_as_they_were(name):
-    world = SlowWorld(streams=RIGHT[name])
+def test_blocks_that_are_written_again_meanwhile_are_saved_as_they_were(opened, name):
+    world = opened(SlowWorld(streams=RIGHT[name]))
     found = saved(world, name)
     assert found == right(name), "what is saved is not what the blocks held when they were handed over"
-    world.close()
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_each_order_and_each_wait_is_needed(name):
-    """On a device that does not keep one of them, another text's K and V are saved, or nothing's."""
-    world = SlowWorld(streams=WRONG[name])
-    found, want = saved(world, name), right(name)
-    assert len(found) == len(want) == 3 and found != want
-    world.main.drain()
-    world.close()
 
 
 def test_a_block_is_not_found_before_its_copy_has_arrived(world):
@@ -132,8 +100,8 @@ def test_with_too_many_copies_on_their_way_a_step_reads_blocks_itself():
     assert len(world.tiers.host) == 6
 
 
-def test_a_copy_that_fails_saves_nothing_and_ends_no_other(caplog):
-    world = SlowWorld()
+def test_a_copy_that_fails_saves_nothing_and_ends_no_other(opened, caplog):
+    world = opened(SlowWorld())
     world.tiers.feeders.remove(world.copier)
     world.store.reader.copier = copier = Background("copier", Copy.finish, 4)
     world.tiers.feeders.append(copier)
@@ -151,7 +119,6 @@ def test_a_copy_that_fails_saves_nothing_and_ends_no_other(caplog):
     evict_all(world)
     assert (world.begin("c", TEXT), world.begin("d", OTHER)) == (0, 8)
     assert "copier failed" in caplog.text
-    world.close()
 
 
 def test_what_goes_with_a_block_waits_for_its_copy_and_is_handed_over_right_behind_it(world):

@@ -82,6 +82,13 @@ class World:
         self.manager.free(name, tokens[:computed])
         self.tiers.flush()  # so that a run can be repeated, whatever the disk's speed
 
+    def serve(self, name, tokens, namespace=None):
+        """Serve a whole request, whose blocks are evicted from the pool then; return the tokens found."""
+        found = self.begin(name, tokens, namespace)
+        self.end(name)
+        evict_all(self)
+        return found
+
     def close(self):
         for name in list(self.requests):
             self.end(name)
@@ -101,9 +108,7 @@ def evict_all(world):
 
 def test_an_evicted_prefix_comes_back_from_the_tier(world):
     tokens = list(range(14))
-    assert world.begin("a", tokens) == 0
-    world.end("a")
-    evict_all(world)
+    assert world.serve("a", tokens) == 0
     assert world.begin("b", tokens) == 12, "three whole blocks were in the tier; the last token is always computed"
     assert world.store.restored_tokens == 12
     assert world.begin("twin", tokens) == 12, "b runs, and the tree has the blocks that came back"
@@ -126,9 +131,7 @@ def test_the_tier_goes_on_where_the_tree_ends(world):
 
 
 def test_a_hit_in_the_tiers_alone_is_counted_as_one(world):
-    world.begin("a", list(range(14)))
-    world.end("a")
-    evict_all(world)
+    world.serve("a", list(range(14)))
     world.begin("b", list(range(14)))
     told = world.manager.coordinator.prefixes.stats
     assert (told.num_lookups, told.num_hits, told.found_tokens) == (2, 1, 12), "the tiers found what the tree had lost"
@@ -149,70 +152,60 @@ def test_a_block_is_saved_once_it_is_complete(world):
 
 def test_a_prompt_of_whole_blocks_leaves_its_last_one_to_compute(world):
     tokens = list(range(12))
-    world.begin("a", tokens)
-    world.end("a")
-    evict_all(world)
+    world.serve("a", tokens)
     assert world.begin("b", tokens) == 8, "the last token must be computed, so its block is not asked for"
 
 
 def test_a_namespace_without_bytes_is_served_without_tiers(world):
-    world.begin("a", list(range(12)), ("a", "tuple"))
-    world.end("a")
-    evict_all(world)
+    world.serve("a", list(range(12)), ("a", "tuple"))
     assert world.begin("b", list(range(12)), ("a", "tuple")) == 0 and len(world.tiers.host) == 0
 
 
-def test_without_room_the_request_begins_with_what_the_tree_has():
-    world = World()
+def test_without_room_the_request_begins_with_what_the_tree_has(opened):
+    world = opened(World())
     tokens = list(range(4 * SIZE + 1))
-    world.begin("a", tokens)
-    world.end("a")
-    evict_all(world)
+    world.serve("a", tokens)
     held = world.manager.allocator.alloc_blocks(BLOCKS - 3)
     assert world.manager.allocate("b", tokens) == 0, "two blocks are free, and four would be needed"
     world.manager.free("b")
     world.manager.allocator.free(held)
-    world.close()
 
 
-def test_a_slow_disk_does_not_keep_host_memory_from_being_used(tmp_path):
-    first = World(tmp_path)
-    first.begin("a", list(range(14)))
-    first.close()
-    world = World(tmp_path, min_tokens=MinTokens(disk=math.inf))
-    assert world.begin("b", list(range(14))) == 0, "only on the disk, which takes longer than computing"
-    world.end("b")
-    evict_all(world)
+@pytest.fixture
+def on_disk(tmp_path, opened):
+    """Return a function that returns a new world whose disk has the whole blocks of a text."""
+
+    def make(tokens, **options):
+        first = World(tmp_path)
+        first.begin("a", tokens)
+        first.close()
+        return opened(World(tmp_path, **options))
+
+    return make
+
+
+def test_a_slow_disk_does_not_keep_host_memory_from_being_used(on_disk):
+    world = on_disk(list(range(14)), min_tokens=MinTokens(disk=math.inf))
+    assert world.serve("b", list(range(14))) == 0, "only on the disk, which takes longer than computing"
     assert world.begin("c", list(range(14))) == 12, "in host memory since it was computed"
-    world.close()
 
 
-def on_disk_only(folder, tokens):
-    """Return a new world whose disk has the whole blocks of a text."""
-    first = World(folder)
-    first.begin("a", tokens)
-    first.close()
-    return World(folder)
-
-
-def test_a_request_that_is_alone_reads_the_disk_itself(tmp_path):
-    world = on_disk_only(tmp_path, list(range(14)))
+def test_a_request_that_is_alone_reads_the_disk_itself(on_disk):
+    world = on_disk(list(range(14)))
     assert world.begin("b", list(range(14))) == 12 and world.tiers.num_found == {"host": 0, "disk": 3}, (
         "no other request waits for this step"
     )
-    world.close()
 
 
-def test_a_request_beside_others_does_not_read_the_disk_in_its_step(tmp_path):
-    world = on_disk_only(tmp_path, list(range(14)))
+def test_a_request_beside_others_does_not_read_the_disk_in_its_step(on_disk):
+    world = on_disk(list(range(14)))
     world.begin("other", [9] * 5)
     assert world.manager.allocate("b", list(range(14))) == 0, "the other request's step would wait for the disk"
     world.manager.free("b")
-    world.close()
 
 
-def test_what_the_tree_has_is_not_read_ahead_and_what_is_behind_it_is(tmp_path):
-    world = on_disk_only(tmp_path, list(range(17)))
+def test_what_the_tree_has_is_not_read_ahead_and_what_is_behind_it_is(on_disk):
+    world = on_disk(list(range(17)))
     world.begin("other", [9] * 5)
     world.begin("short", list(range(5)))
     world.end("short")
@@ -222,7 +215,6 @@ def test_what_the_tree_has_is_not_read_ahead_and_what_is_behind_it_is(tmp_path):
     assert [one.tokens for one in asked] == [bytes(key_of(range(start, start + 4))) for start in (4, 8, 12)], (
         "the tree has the first block; the three behind it are asked for"
     )
-    world.close()
 
 
 class Machine(RuleBasedStateMachine):

@@ -116,11 +116,10 @@ def test_metrics_tell_what_happens_in_each_tier(tmp_path, monkeypatch):
     assert (found["host", "hits"], found["host", "misses"]) == (1, 3)
 
 
-def test_what_a_full_queue_drops_is_counted(tmp_path):
-    tiers = Tiers.of_size(tmp_path, 0, 10**6)
+def test_what_a_full_queue_drops_is_counted(opened, tmp_path):
+    tiers = opened(Tiers.of_size(tmp_path, 0, 10**6))
     tiers.writer.num_dropped = 5
     assert scraped(Manager(tiers))["disk", "dropped"] == 5
-    tiers.close()
 
 
 def test_an_engine_without_tiers_reports_none():

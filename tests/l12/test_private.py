@@ -65,10 +65,8 @@ def test_a_directory_of_another_user_is_refused(tmp_path, monkeypatch):
 
 @posix
 @pytest.mark.parametrize("kind", ["link to a device", "link to a record", "pipe", "directory"])
-def test_what_is_no_regular_file_is_never_opened(tmp_path, monkeypatch, kind):
+def test_what_is_no_regular_file_is_never_opened(tier, tmp_path, monkeypatch, kind):
     """/dev/zero has no end: a server that reads a record from it runs out of memory; a pipe would make it wait."""
-    tier = DiskTier(tmp_path, 10**6)
-    tier.put(record(1))
     path = tier.path(record(1).key)
     if kind == "link to a record":
         path.rename(tmp_path / "elsewhere")
@@ -89,9 +87,7 @@ def test_what_is_no_regular_file_is_never_opened(tmp_path, monkeypatch, kind):
 
 
 @posix
-def test_what_is_replaced_after_the_look_is_not_read_either(tmp_path, monkeypatch):
-    tier = DiskTier(tmp_path, 10**6)
-    tier.put(record(1))
+def test_what_is_replaced_after_the_look_is_not_read_either(tier, monkeypatch):
     path = tier.path(record(1).key)
     as_it_was = path.lstat()
     path.unlink()
@@ -103,18 +99,14 @@ def test_what_is_replaced_after_the_look_is_not_read_either(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("num_bytes", [0, SIZE - 1, SIZE + 1, 2**40])
-def test_a_file_of_another_size_is_not_read(tmp_path, num_bytes):
-    tier = DiskTier(tmp_path, 10**6)
-    tier.put(record(1))
+def test_a_file_of_another_size_is_not_read(tier, num_bytes):
     with tier.path(record(1).key).open("r+b") as file:
         file.truncate(num_bytes)  # 2**40 bytes take no room on a disk, and all of a machine's memory
     assert tier.get(wanted(1)) is None and tier.counts["truncated"] == 1
 
 
-def test_a_crc_does_not_say_who_wrote_a_record(tmp_path):
+def test_a_crc_does_not_say_who_wrote_a_record(tier):
     """The page says so; if this ever fails, the page may promise more."""
-    tier = DiskTier(tmp_path, 10**6)
-    tier.put(record(1))
     forge(tier.path(record(1).key))
     assert bytes(tier.get(wanted(1)).payload) != record(1).payload
 
