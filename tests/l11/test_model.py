@@ -1,7 +1,6 @@
 """Lesson 11. The hybrid model's layers against Hugging Face's, and what a config.json may say."""
 
 import json
-import math
 import shutil
 
 import pytest
@@ -50,39 +49,24 @@ BROKEN = {  # (changes, words that the sentence must have)
     "experts within": ({"model_type": "qwen3_5", "text_config": {"num_experts": 8}}, ["experts"]),
     "qwen3_next": ({"model_type": "qwen3_next"}, ["experts"]),
     "another family": ({"model_type": "llama"}, ["'llama'"]),
-    "a family that is a list": ({"model_type": ["qwen3_5"]}, ["['qwen3_5']"]),
-    "quantized": ({"quantization_config": {"quant_method": "fp8"}}, ["quantization_config"]),
     "text_config 5": ({"model_type": "qwen3_5", "text_config": 5}, ["text_config = 5"]),
-    "gelu": ({"hidden_act": "gelu"}, ["hidden_act = 'gelu'"]),
     "3 value heads on 2": ({"linear_num_value_heads": 3}, ["linear_num_value_heads = 3", "multiple"]),
     "16 key heads by default": ({"linear_num_key_heads": "gone"}, ["linear_num_key_heads = 16", "multiple"]),
     "3 query heads on 2": ({"num_attention_heads": 3}, ["num_attention_heads = 3", "multiple"]),
     "no key dimension": ({"linear_key_head_dim": 0}, ["linear_key_head_dim = 0"]),
-    "a value dimension of 2^40": ({"linear_value_head_dim": 2**40}, ["linear_value_head_dim = 1099511627776"]),
-    "half a head": ({"linear_num_key_heads": 1.5}, ["linear_num_key_heads = 1.5"]),
-    "heads in text": ({"linear_num_value_heads": "4"}, ["linear_num_value_heads = '4'"]),
     "a kernel of 0": ({"linear_conv_kernel_dim": 0}, ["linear_conv_kernel_dim = 0"]),
-    "true as a kernel": ({"linear_conv_kernel_dim": True}, ["linear_conv_kernel_dim = True"]),
     "no hidden size": ({"hidden_size": "gone"}, ["hidden_size"]),
     "an odd head_dim": ({"head_dim": 15}, ["head_dim = 15"]),
-    "eps NaN": ({"rms_norm_eps": math.nan}, ["rms_norm_eps = nan"]),
-    "a tie in text": ({"tie_word_embeddings": "yes"}, ["tie_word_embeddings = 'yes'"]),
     "a layer type too few": ({"layer_types": [LINEAR, LINEAR, FULL]}, ["3 layer_types for 4 layers"]),
     "a sliding layer": ({"layer_types": ["sliding_attention"] * 3 + [FULL]}, ["'sliding_attention'"]),
-    "layer_types text": ({"layer_types": FULL}, ["layer_types = 'full_attention'"]),
     "no attention": ({"layer_types": [LINEAR] * 4}, ["no attention layer"]),
     "an interval of 0": ({"layer_types": "gone", "full_attention_interval": 0}, ["full_attention_interval = 0"]),
     "an interval too long": ({"layer_types": "gone", "full_attention_interval": 5}, ["no attention layer"]),
     "a million layers": ({"layer_types": "gone", "num_hidden_layers": 10**6}, ["1000000", "hold 4 layers"]),
     "yarn": ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, ["'yarn'"]),
-    "rope_parameters list": ({"rope_parameters": [1]}, ["rope_parameters = [1]"]),
-    "rope_scaling text": ({"rope_scaling": "default"}, ["rope_scaling = 'default'"]),
     "rotates nothing": ({"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.01}}, ["rotates 0"]),
     "rotates 3": ({"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.2}}, ["rotates 3"]),
     "rotates more than it has": ({"rope_parameters": DEFAULT | {"partial_rotary_factor": 1.5}}, [f"{PARTIAL} = 1.5"]),
-    "rotates a text": ({"rope_parameters": DEFAULT | {"partial_rotary_factor": "all"}}, [f"{PARTIAL} = 'all'"]),
-    "theta 0": ({"rope_parameters": DEFAULT | {"rope_theta": 0}}, ["rope_parameters.rope_theta = 0"]),
-    "an end token in text": ({"eos_token_id": "2"}, ["eos_token_id = '2'"]),
 }
 
 
