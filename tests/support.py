@@ -97,7 +97,7 @@ def both(family: str):
 
 
 @functools.cache
-def hugging_face(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
+def hugging_face(directory: Path, dtype: Any = "float32") -> Any:
     """Return Hugging Face's model of a checkpoint, on the CPU."""
     from transformers import AutoModelForCausalLM
 
