@@ -6,7 +6,7 @@ transformers is imported by what needs it: it takes seconds, and most tests of a
 import functools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -77,10 +77,14 @@ def write_checkpoint(
 @functools.cache
 def checkpoint(family: str) -> Path:
     """Return the checkpoint of one family, written once per run."""
+    return write_checkpoint(new_folder(), **FAMILIES[family])
+
+
+def new_folder() -> Path:
+    """Return a new folder, which is removed when the test process ends."""
     keeper = tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True)
-    path = write_checkpoint(Path(keeper.name), **FAMILIES[family])
-    _KEEPERS.append(keeper)  # removed when the test process ends
-    return path
+    _KEEPERS.append(keeper)
+    return Path(keeper.name)
 
 
 _KEEPERS: list[tempfile.TemporaryDirectory] = []
@@ -89,10 +93,15 @@ _KEEPERS: list[tempfile.TemporaryDirectory] = []
 @functools.cache
 def both(family: str):
     """Return (our model, Hugging Face's) in float32 on the CPU, from the same checkpoint."""
+    return load_model(checkpoint(family)), hugging_face(checkpoint(family))
+
+
+@functools.cache
+def hugging_face(directory: Path, dtype: Any = "float32") -> Any:
+    """Return Hugging Face's model of a checkpoint, on the CPU."""
     from transformers import AutoModelForCausalLM
 
-    path = checkpoint(family)
-    return load_model(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
 
 
 def thorough(full: int, few: int) -> int:
@@ -165,6 +174,50 @@ def _hf_greedy(hf_model, prompt_ids: tuple[int, ...], max_new_tokens: int) -> li
             pad_token_id=0,
         )
     return out[0, len(prompt_ids) :].tolist()
+
+
+def ask(
+    engine: Any, prompts: Iterable[Sequence[int]], max_tokens: int = 10, name: str = "r", **params: Any
+) -> list[Any]:
+    """Add a greedy request for every prompt; the caller runs the steps."""
+    from mini_engine.engine.sampling_params import SamplingParams
+
+    chosen = SamplingParams(temperature=0, max_tokens=max_tokens, **params)
+    return [engine.add_request(f"{name}{number}", list(ids), chosen) for number, ids in enumerate(prompts)]
+
+
+def drain(engine: Any) -> None:
+    """Run steps until every request has ended."""
+    while engine.has_unfinished:
+        engine.step()
+
+
+def check_answers(requests: Sequence[Any], directory: Path, when: str) -> list[int]:
+    """Check that the answers are Hugging Face's of this checkpoint; return how many prompt tokens each found."""
+    for request in requests:
+        assert not request.error, f"{when}: {request.error}"
+        want = hf_greedy(hugging_face(directory), request.prompt_ids, request.params.max_tokens)
+        got, num_tokens = request.output_ids, len(request.prompt_ids)
+        first = next((at for at, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
+        assert got == want, (
+            f"{when}: {num_tokens} prompt tokens, {request.num_cached_tokens} cached, {request.num_preemptions} "
+            f"preemptions: the first token that is not Hugging Face's is number {first}"
+        )
+    return [request.num_cached_tokens for request in requests]
+
+
+def store_of(engine: Any) -> Any:
+    """Return the tiers' store of an engine."""
+    return engine.scheduler.manager.coordinator.connector.block_store
+
+
+def check_no_block_is_lost(engine: Any) -> None:
+    """Check that nothing is held by a request that has ended, and that all blocks can be had again."""
+    manager = engine.scheduler.manager
+    assert not manager.tables and manager.blocks_by_state.held == 0, "blocks leaked"
+    assert not getattr(manager.coordinator.memory, "holds", None), "a request has ended and still holds something"
+    manager.coordinator.clear()
+    assert manager.allocator.num_free == manager.num_usable_blocks, "with no request and no tree, all blocks are free"
 
 
 def oracle(q, k, v) -> torch.Tensor:

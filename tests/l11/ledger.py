@@ -1,74 +1,14 @@
-"""Lesson 11. Shared by the tests: a pool whose states are the tokens they have seen, and nodes with names."""
+"""Lesson 11. Shared by the tests: a manager over a pool whose states are the tokens that they have seen."""
 
 from functools import partial
 
-from mini_engine.hybrid.checkpoints import Checkpoints
 from mini_engine.hybrid.memory import StateHold, StateMemory
-from mini_engine.hybrid.track_slots import TrackSlots
 from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.manager import no_store
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import key_of
-
-EMPTY = ()
-
-
-class Ledger(TrackSlots):
-    """A state pool without tensors: the state of a slot is the tuple of tokens that it has seen.
-
-    Attributes:
-        seen: slot -> tokens; a slot that was never written has none.
-        log: what was asked for, such as ("copy", 1, 4) and ("reset", 1).
-        checkpoints: whose they are, if anyone keeps some.
-    """
-
-    checkpoints: Checkpoints | None = None
-
-    def __init__(self, max_reqs, max_track_slots=0):
-        super().__init__(max_reqs, max_track_slots)
-        self.seen = {}
-        self.log = []
-        self.written = {}  # checkpoint slot -> the node that owned it when it was written, since it was handed out
-
-    def alloc_track_slot(self):
-        slot = super().alloc_track_slot()
-        self.written.pop(slot, None)
-        return slot
-
-    def free_track_slot(self, slot):
-        super().free_track_slot(slot)
-        self.seen.pop(slot, None)
-
-    def reset_states(self, slots):
-        for slot in slots:
-            self.check_writable(slot)
-            self.seen[slot] = EMPTY
-            self.log.append(("reset", slot))
-
-    def copy_states(self, src_index, dst_index):
-        self.check_writable(dst_index)
-        self.seen[dst_index] = self.seen[src_index]
-        self.log.append(("copy", src_index, dst_index))
-
-    def check_writable(self, slot):
-        assert 0 < slot < self.num_slots, f"slot {slot} is not in the pool, or it is the padding slot"
-        if slot > self.max_reqs:
-            assert slot in self.held_track_slots, f"checkpoint {slot} is written but not handed out"
-            owner = self.owner(slot)
-            is_new = slot not in self.written or self.written[slot] is not owner  # another node may take a slot over
-            assert is_new, f"checkpoint {slot} is written again: a checkpoint never changes"
-            self.written[slot] = owner
-
-    def owner(self, slot):
-        """Return the node whose checkpoint is in `slot`."""
-        owners = self.checkpoints.slots.items() if self.checkpoints else ()
-        return next((node for node, held in owners if held == slot), None)
-
-    def advance(self, slot, tokens):
-        """Do to a working slot what the model does: its state now has seen these tokens too."""
-        assert 0 < slot <= self.max_reqs, f"a request writes into slot {slot}, which is not a working slot"
-        self.seen[slot] = (*self.seen[slot], *tokens)
+from tests.worlds import Ledger
 
 
 class Hybrid:

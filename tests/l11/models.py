@@ -1,9 +1,7 @@
 """Course machinery. Random hybrid checkpoints whose layers remember, and Hugging Face's answers to compare with."""
 
 import functools
-import tempfile
 from array import array
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,33 +21,26 @@ from mini_engine.engine.scheduler import Chunk
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.hybrid.gdn_pool import GdnPool
+from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.plan import with_states
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.model.causal_lm import CausalLM
-from tests.support import hf_greedy
+from tests.support import BASE as DENSE
+from tests.support import hf_greedy, hugging_face, new_folder
 
 if TYPE_CHECKING:
     from transformers import Qwen3_5ForCausalLM
 
 LINEAR, FULL = "linear_attention", "full_attention"
-BASE = dict(
-    vocab_size=160,
-    hidden_size=48,
-    intermediate_size=96,
+BASE = DENSE | dict(
     num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
     linear_num_key_heads=2,
     linear_num_value_heads=4,
     linear_key_head_dim=12,
     linear_value_head_dim=20,
     full_attention_interval=4,
-    max_position_embeddings=2048,
-    initializer_range=0.2,  # wide logit gaps; with the usual 0.02, rounding could decide the token
     rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
-    tie_word_embeddings=False,
 )
 # Each family varies what a wrong index would confuse: D_k and D_v, H_v / H_k, which layers attend, the head.
 FAMILIES = {
@@ -70,7 +61,6 @@ FAMILIES = {
 # The first two show most; the others make a lesson's check take minutes.
 QUICK = ("every fourth attends", "one delta net, last")
 SELECTED = [family if family in QUICK else pytest.param(family, marks=pytest.mark.nightly) for family in FAMILIES]
-_KEEPERS: list[tempfile.TemporaryDirectory] = []
 
 
 def write_hybrid(directory: Path, seed: int = 0, **changes) -> Path:
@@ -92,25 +82,25 @@ def write_hybrid(directory: Path, seed: int = 0, **changes) -> Path:
 @functools.cache
 def checkpoint(family: str) -> Path:
     """Return the checkpoint of one family, written once per run."""
-    keeper = tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True)
-    path = write_hybrid(Path(keeper.name), **FAMILIES[family])
-    _KEEPERS.append(keeper)  # removed when the test process ends
-    return path
+    return write_hybrid(new_folder(), **FAMILIES[family])
 
 
 @functools.cache
 def both(family: str, dtype: torch.dtype = torch.float32) -> tuple[CausalLM, "Qwen3_5ForCausalLM"]:
     """Return (our model, Hugging Face's) on the CPU, from the same checkpoint."""
-    from transformers import AutoModelForCausalLM
-
     path = checkpoint(family)
-    return QWEN3_5.load(path, dtype), AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    return QWEN3_5.load(path, dtype), hugging_face(path, dtype)
 
 
-@functools.cache
 def greedy(family: str, prompt: tuple[int, ...], max_new_tokens: int) -> list[int]:
     """Return Hugging Face's answer to a prompt on its own; each is computed once per run."""
     return hf_greedy(both(family)[1], list(prompt), max_new_tokens)
+
+
+def store_of(config: HybridConfig, slots: int, dtype: torch.dtype = torch.float32, native_step=None) -> HybridKv:
+    """Return an empty store of 16 tokens and so many states."""
+    kv = KvPool(kv_shape(config), 2, 16, load_kernel("reference"), dtype)
+    return HybridKv(kv, GdnPool.for_model(config, slots, dtype=dtype), native_step)
 
 
 @torch.inference_mode()
@@ -133,18 +123,6 @@ def hybrid(family: str, chunk: int = 512, budget: int = 512, max_num_seqs: int =
     )
     defaults = dict(num_blocks=400, block_size=8, kernel="torch", max_track_slots=24, checkpoint_interval=32)
     return build_engine(both(family)[0], backend="reference", scheduler_config=limits, **defaults | options)
-
-
-def ask(engine: Engine, prompts: Iterable[Sequence[int]], max_new_tokens: int, name: str = "r") -> list[Request]:
-    """Add a request for every prompt, greedy; the caller runs the steps."""
-    params = SamplingParams(temperature=0, max_tokens=max_new_tokens)
-    return [engine.add_request(f"{name}{i}", list(ids), params) for i, ids in enumerate(prompts)]
-
-
-def drain(engine: Engine) -> None:
-    """Run steps until every request has ended."""
-    while engine.has_unfinished:
-        engine.step()
 
 
 def check_nothing_is_lost(engine: Engine) -> None:

@@ -30,15 +30,6 @@ def test_a_request_waits_for_an_interval_s_checkpoint():
     assert waits(kv, PROMPT[:17] + ELSEWHERE), "the next one comes after 16"
 
 
-def test_a_request_waits_for_a_checkpoint_where_the_other_s_prompt_ends():
-    kv = manager()
-    admit(kv, "a", PROMPT[:16])
-    compute(kv, "a", PROMPT[:12])
-    assert waits(kv, PROMPT), (
-        "a's prompt ends after 16 tokens, a multiple of the interval: its state will be kept there"
-    )
-
-
 @pytest.mark.parametrize("rest", [PROMPT[20:], ELSEWHERE], ids=["its twin", "a longer prompt"])
 def test_a_request_waits_for_the_last_whole_block(rest):
     kv = manager(interval=40)
@@ -65,12 +56,6 @@ def test_no_request_waits_for_a_checkpoint_that_is_there():
         admit(kv, name, PROMPT)
     compute(kv, "b", PROMPT)
     assert not waits(kv, PROMPT), "b has made the checkpoint that a is on its way to"
-
-
-def test_without_checkpoint_slots_no_request_waits_for_another():
-    kv = manager(track=0)
-    admit(kv, "a", PROMPT)
-    assert not waits(kv, PROMPT), "nothing can be checkpointed, so there is nothing to wait for"
 
 
 def test_a_long_answer_is_checkpointed_at_every_interval():

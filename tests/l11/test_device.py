@@ -1,4 +1,4 @@
-"""Lesson 11. Lesson 10's device loop with states: a request's row in the table is its slot in the state pool."""
+"""Lesson 11. Lesson 10's device loop and recorded decode steps with states: a row of the table is its state's slot."""
 
 import pytest
 import torch
@@ -13,14 +13,14 @@ from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.store import HybridKv
+from mini_engine.kv import pool_maker
 from mini_engine.kv.block_tensor import KvPool
-from tests.l11.models import SELECTED, both, greedy
-from tests.support import some_ids
+from tests.l10.gpu_helpers import Counting, TapeCapture, masked_attention
+from tests.l11.models import SELECTED, both, check_nothing_is_lost, checkpoint, greedy, hybrid
+from tests.support import ask, check_answers, drain, some_ids
 
-LENGTHS, NEW = (1, 4, 5, 11), 8
+NEW, FAMILY = 8, "every fourth attends"
 pytestmark = pytest.mark.reference  # no task is about this
-
-FAMILY = "every fourth attends"
 
 
 def storage(family, rows=6, slots=6, page=4) -> DeviceKv:
@@ -33,26 +33,17 @@ def storage(family, rows=6, slots=6, page=4) -> DeviceKv:
     return DeviceKv(table, allocator, SlotPool(blocks), HybridKv(blocks, states), RowStates(states))
 
 
-def prompts():
-    return [tuple(some_ids(length, 160, seed=length)) for length in LENGTHS]
+def prompts_of(*lengths):
+    return [tuple(some_ids(length, 160, seed=length)) for length in lengths]
 
 
 @pytest.mark.parametrize("family", SELECTED)
 def test_tokens_equal_hugging_face_s_and_rows_are_used_again(family):
-    kv, asked = storage(family), prompts()
+    kv, asked = storage(family), prompts_of(1, 4, 5, 11)
     want = [greedy(family, prompt, NEW) for prompt in asked]
     assert generate_on_device(both(family)[0], kv, asked, NEW) == want
     assert generate_on_device(both(family)[0], kv, asked[::-1], NEW) == want[::-1], "a row begins with a state of zeros"
     assert kv.table.available_size() == 6 and kv.allocator.available_size() == 128
-
-
-def test_a_row_is_its_state_s_slot():
-    kv = storage(FAMILY)
-    rows = [kv.take(5), kv.take(3)]
-    states = kv.store.states
-    assert not states.recurrent_state[:, rows].any() and not states.conv_state[:, rows].any()
-    others = [slot for slot in range(states.num_slots) if slot not in rows]
-    assert states.recurrent_state[:, others].isnan().all(), "taking a row changes no other row's state"
 
 
 def test_padding_rows_write_into_slot_0_only():
@@ -71,3 +62,35 @@ def test_padding_rows_write_into_slot_0_only():
 def test_a_table_with_more_rows_than_slots_is_refused():
     with pytest.raises(UserError):
         storage(FAMILY, rows=7, slots=6)
+
+
+# ---------------------------------------------------------------- recorded
+
+
+def recordable(*inputs):
+    """Attention that reads no value in a decode step, as a recorded kernel must."""
+    decoding = len(inputs[0]) == len(inputs[3].seq_lens_kv)
+    return (masked_attention if decoding else load_kernel("reference").paged_attention)(*inputs)
+
+
+def test_recorded_steps_give_hugging_face_s_tokens_and_behind_checkpoints_too(monkeypatch):
+    counting = Counting(TapeCapture())
+    monkeypatch.setattr(pool_maker, "load_kernel", lambda *which, **cache: recordable)
+    engine = hybrid(FAMILY, num_blocks=100, capture=counting)
+    pool = engine.runner.pool
+    for tensor in (pool.states.recurrent_state, pool.states.conv_state, *pool.kv.K, *pool.kv.V):
+        tensor.fill_(float("nan"))
+    for when in ("cold", "warm"):
+        requests = ask(engine, prompts_of(1, 2, 9, 17, 33), 12, when)
+        drain(engine)
+        check_answers(requests, checkpoint(FAMILY), f"{when}, each row's state slot is read from the buffer")
+    assert len(counting.replayed) > 12, "decode steps must be replayed"
+    pool.states.recurrent_state.nan_to_num_(0)  # slots that were never handed out
+    check_nothing_is_lost(engine)
+
+
+def test_a_captured_device_loop_gives_the_same_tokens():
+    kv, prompts = storage(FAMILY), prompts_of(1, 4, 11)
+    kv.pool.blocks.kernel = recordable
+    want = [greedy(FAMILY, prompt, NEW) for prompt in prompts]
+    assert generate_on_device(both(FAMILY)[0], kv, prompts, NEW, capture=TapeCapture()) == want

@@ -14,8 +14,8 @@ from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.hybrid.plan import add_slots
 from mini_engine.hybrid.sizes import Slots, slots_in_budget
 from mini_engine.model.kinds import state_bytes
-from tests.l11.models import SELECTED, ask, both, check_nothing_is_lost, drain, greedy, hybrid
-from tests.support import some_ids
+from tests.l11.models import SELECTED, both, check_nothing_is_lost, checkpoint, hybrid
+from tests.support import ask, check_answers, drain, some_ids
 
 NEW = 12
 LENGTHS = (1, 2, 7, 31, 32, 33, 65, 130)  # around blocks of 8, checkpoints at 32 and rounds of 64
@@ -29,28 +29,17 @@ def prompts_of(lengths=LENGTHS):
 
 
 def check(family, requests, when):
-    for request in requests:
-        want = greedy(family, tuple(request.prompt_ids), request.params.max_tokens)
-        got = request.output_ids
-        first = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
-        assert got == want, (
-            f"{when}: {len(request.prompt_ids)} prompt tokens, {request.num_cached_tokens} cached, "
-            f"{request.num_preemptions} preemptions: the first other token is number {first} ({request.error})"
-        )
+    return check_answers(requests, checkpoint(family), when)
 
 
 @each_family
 def test_batched_and_then_behind_their_own_checkpoints(family):
     engine, prompts = hybrid(family), prompts_of()
-    first = ask(engine, prompts, NEW, "cold")
-    drain(engine)
-    check(family, first, "batched")
-    second = ask(engine, prompts, NEW, "warm")
-    drain(engine)
-    check(family, second, "behind a checkpoint")
-    assert [r.num_cached_tokens for r in second] == [(n - 1) // 8 * 8 for n in LENGTHS], (
-        "a prompt that comes again begins at its last whole block"
-    )
+    for when in ("batched", "behind a checkpoint"):
+        requests = ask(engine, prompts, NEW, when)
+        drain(engine)
+        found = check(family, requests, when)
+    assert found == [(n - 1) // 8 * 8 for n in LENGTHS], "a prompt that comes again begins at its last whole block"
     check_nothing_is_lost(engine)
 
 
@@ -80,23 +69,11 @@ def test_preempted_every_few_steps(family, caching):
     check_nothing_is_lost(engine)
 
 
-@pytest.mark.parametrize("family", [pytest.param("every fourth attends", marks=nightly), "one delta net, last"])
-def test_prompts_of_up_to_700_tokens(family):
-    engine = hybrid(family, chunk=200, budget=256, checkpoint_interval=64)
-    prompts = prompts_of((699, 411, 700))
-    for name in ("cold", "warm"):
-        requests = ask(engine, prompts, 6, name)
-        drain(engine)
-        check(family, requests, name)
-    assert all(request.num_cached_tokens > 400 for request in requests)
-
-
 def test_twins_wait_for_the_checkpoint_and_start_from_it():
     engine, prompt = hybrid(FAMILY, chunk=32, budget=64), tuple(some_ids(80, 160))
     requests = ask(engine, [prompt] * 3, NEW)
     drain(engine)
-    check(FAMILY, requests, "twins")
-    assert [request.num_cached_tokens for request in requests] == [0, 72, 72], "wait for it, then share it"
+    assert check(FAMILY, requests, "twins") == [0, 72, 72], "wait for it, then share it"
 
 
 def test_a_freed_slot_s_old_state_is_never_seen():
@@ -159,11 +136,11 @@ def test_memory_for_states_is_divided(budget, want):
     assert slots_in_budget(budget * 1000, 1000, max_num_seqs=4) == want
 
 
-def test_too_little_memory_for_a_state_is_refused():
+@pytest.mark.parametrize(
+    "make",
+    [lambda: slots_in_budget(1999, 1000, 4), lambda: hybrid(FAMILY, checkpoint_interval=20)],
+    ids=["too little memory for a state", "an interval that is no multiple of the block size"],
+)
+def test_what_cannot_work_is_refused(make):
     with pytest.raises(UserError):
-        slots_in_budget(1999, 1000, 4)
-
-
-def test_an_interval_that_is_no_multiple_of_the_block_size_is_refused():
-    with pytest.raises(UserError):
-        hybrid(FAMILY, checkpoint_interval=20)
+        make()

@@ -3,7 +3,7 @@
 import pytest
 
 from mini_engine.base.errors import OutOfBlocks
-from tests.l11.ledger import EMPTY, admit, compute, manager, places, serve
+from tests.l11.ledger import admit, compute, manager, places, serve
 
 PROMPT = list(range(100, 121))  # 21 tokens: five whole blocks of 4
 
@@ -28,13 +28,6 @@ def test_two_requests_never_have_the_same_slot():
     assert "d" not in kv.tables and kv.blocks_by_state.held == 0
 
 
-def test_chunks_end_where_a_checkpoint_is_worth_having():
-    kv = manager()
-    admit(kv, "a", PROMPT)
-    assert compute(kv, "a", PROMPT) == [8, 16, 20, 21], "every interval, at the last whole block, and at the end"
-    assert sorted(map(len, places(kv))) == [8, 16, 20]
-
-
 @pytest.mark.parametrize("most", [1, 3, 8, 11])
 def test_checkpoints_fall_on_the_same_places_whatever_the_chunk_size(most):
     kv = manager()
@@ -42,16 +35,6 @@ def test_checkpoints_fall_on_the_same_places_whatever_the_chunk_size(most):
     assert {tokens: kv.states.seen[slot] for tokens, slot in places(kv).items()} == {
         tuple(PROMPT[:end]): tuple(PROMPT[:end]) for end in (8, 16, 20)
     }, "a checkpoint is the state after exactly the tokens up to its node's end"
-
-
-def test_a_chunk_always_makes_progress_and_never_passes_a_boundary():
-    kv = manager()
-    admit(kv, "a", PROMPT)
-    for start in range(21):
-        for stop in range(start + 1, 22):
-            end = kv.chunk_end("a", start, stop)
-            assert start < end <= stop
-            assert not any(start < place < end for place in (8, 16, 20)), f"{start} … {end} passes a checkpoint"
 
 
 def test_a_prompt_that_ends_with_a_block_is_checkpointed_a_block_earlier():
@@ -62,57 +45,12 @@ def test_a_prompt_that_ends_with_a_block_is_checkpointed_a_block_earlier():
     assert serve(kv, "b", PROMPT[:16]) == 12
 
 
-def test_without_checkpoint_slots_chunks_are_not_cut():
-    kv = manager(track=0)
-    admit(kv, "a", PROMPT)
-    assert compute(kv, "a", PROMPT) == [21]
-    kv.free("a", PROMPT)
-    assert serve(kv, "b", PROMPT) == 0 and kv.blocks_by_state.cached == 0
-
-
-def test_a_match_copies_the_state_and_leaves_the_checkpoint_alone():
-    kv = manager()
-    serve(kv, "a", PROMPT)
-    before = {tokens: kv.states.seen[slot] for tokens, slot in places(kv).items()}
-    assert admit(kv, "b", PROMPT) == 20
-    slot, checkpoint = kv.slot_of("b"), places(kv)[tuple(PROMPT[:20])]
-    assert slot <= 3, "a request advances its state, so it needs a slot of its own: copy the checkpoint"
-    assert kv.states.log[-1] == ("copy", checkpoint, slot) and kv.states.seen[slot] == tuple(PROMPT[:20])
-    compute(kv, "b", [*PROMPT, 1, 2, 3])
-    assert kv.states.seen[slot] == (*PROMPT, 1, 2, 3), "go on after the tokens that the state has seen"
-    assert {tokens: kv.states.seen[slot] for tokens, slot in places(kv).items() if tokens in before} == before
-
-
 def test_a_match_is_as_long_as_the_deepest_checkpoint():
     kv = manager(interval=40)
     serve(kv, "a", PROMPT)
     assert serve(kv, "b", PROMPT[:13] + [1] * 9) == 0, "12 tokens have K and V, but no state leads there"
     assert serve(kv, "c", PROMPT[:13] + [2] * 9) == 12, "b was seen to leave a's prefix there, so b made a checkpoint"
     assert serve(kv, "d", PROMPT) == 20
-
-
-def test_namespaces_do_not_share_states():
-    kv = manager()
-    serve(kv, "a", PROMPT, namespace="x")
-    assert serve(kv, "b", PROMPT, namespace="y") == 0
-    assert serve(kv, "c", PROMPT, namespace="x") == 20
-
-
-def test_a_freed_slot_is_zeroed_and_handed_out_again():
-    kv = manager(slots=1)
-    admit(kv, "a", PROMPT)
-    compute(kv, "a", PROMPT)
-    kv.free("a", PROMPT)
-    assert kv.states.seen[1] == EMPTY and kv.free_slots == [1], "zero the state when a request ends or is preempted"
-
-
-def test_a_preempted_request_continues_behind_its_checkpoint():
-    kv = manager()
-    admit(kv, "a", PROMPT)
-    compute(kv, "a", PROMPT[:19])
-    kv.free("a", PROMPT[:19])
-    assert admit(kv, "a", PROMPT) == 16
-    assert kv.states.seen[kv.slot_of("a")] == tuple(PROMPT[:16])
 
 
 def test_the_oldest_checkpoint_makes_room_and_its_blocks_stay():
@@ -124,22 +62,6 @@ def test_the_oldest_checkpoint_makes_room_and_its_blocks_stay():
     assert kv.findable(list(range(6))) == 0, "but no state leads there"
 
 
-def test_a_checkpoint_that_was_used_is_not_the_oldest():
-    kv = manager(track=2)
-    serve(kv, "a", list(range(6)))
-    serve(kv, "b", list(range(100, 106)))
-    assert serve(kv, "again", list(range(6))) == 4
-    serve(kv, "c", list(range(200, 206)))
-    assert sorted(tokens[0] for tokens in places(kv)) == [0, 200]
-
-
-def test_a_node_without_a_checkpoint_stays_useful_for_what_is_below_it():
-    kv = manager()
-    serve(kv, "a", PROMPT)
-    kv.checkpoints.drop(next(node for node in kv.checkpoints.slots if len(list(node.path())) == 1))
-    assert serve(kv, "b", PROMPT) == 20
-
-
 def test_evicted_blocks_take_their_checkpoint_along():
     kv = manager(interval=40)
     serve(kv, "a", PROMPT)
@@ -147,15 +69,6 @@ def test_evicted_blocks_take_their_checkpoint_along():
     assert not kv.checkpoints.slots, "a node that has lost a block ends elsewhere: its state is that of more tokens"
     assert len(kv.states.free_track_slots) == 4
     assert serve(kv, "b", PROMPT) == 0
-
-
-def test_a_split_leaves_the_checkpoint_at_the_end():
-    kv = manager(interval=40)
-    serve(kv, "a", PROMPT)
-    admit(kv, "b", PROMPT[:10] + [1] * 5)
-    compute(kv, "b", PROMPT[:10] + [1] * 5)
-    assert sorted(map(len, places(kv))) == [8, 12, 20]
-    assert all(kv.states.seen[slot] == tokens for tokens, slot in places(kv).items())
 
 
 def test_a_twin_waits_for_a_checkpoint_on_its_way():
@@ -187,17 +100,3 @@ def test_a_state_cannot_be_rolled_back():
     with pytest.raises(ValueError):
         kv.truncate("a", 9)
     assert kv.tables["a"].num_tokens == 10 and kv.states.seen[kv.slot_of("a")] == tuple(PROMPT[:10])
-
-
-def test_freeing_what_is_unknown_does_nothing():
-    kv = manager()
-    kv.free("unknown")
-    assert sorted(kv.free_slots) == [1, 2, 3] and not kv.states.log
-
-
-def test_a_request_that_has_a_table_cannot_get_another():
-    kv = manager()
-    admit(kv, "a", PROMPT)
-    with pytest.raises(ValueError):
-        admit(kv, "a", PROMPT)
-    assert len(kv.free_slots) == 2

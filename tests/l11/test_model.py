@@ -1,18 +1,15 @@
 """Lesson 11. The hybrid model's layers against Hugging Face's, and what a config.json may say."""
 
 import json
-import math
 import shutil
 
 import pytest
 import torch
 
-from mini_engine.assembly.loading import load
 from mini_engine.base.errors import UserError
 from mini_engine.families.qwen3 import load_model
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.hybrid.hybrid_config import LINEAR, HybridConfig
-from mini_engine.hybrid.model import GatedRMSNorm, ZeroCentredRMSNorm, partial_rope
 from mini_engine.model.kinds import FULL, state_bytes
 from tests.l11.models import FAMILIES, checkpoint, first_logits
 from tests.support import some_ids
@@ -27,33 +24,6 @@ def test_logits_equal_hugging_face_s(family, length):
     ids = some_ids(length, 160, seed=length)
     ours, theirs = first_logits(family, ids)
     assert torch.allclose(ours, theirs, atol=2e-4), f"they differ by up to {(ours - theirs).abs().max():.2g}"
-
-
-def test_a_norm_s_weight_is_added_to_one():
-    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
-
-    torch.manual_seed(0)
-    ours, theirs, x = ZeroCentredRMSNorm(8, 1e-6), Qwen3_5RMSNorm(8, 1e-6), torch.randn(3, 8)
-    for norm in (ours, theirs):
-        norm.weight.data.copy_(torch.linspace(-0.5, 0.5, 8))
-    assert torch.equal(ours(x), theirs(x))
-    assert torch.equal(ours(x.bfloat16()), theirs(x.bfloat16())), "compute in float32 and cast once, at the end"
-
-
-def test_the_gated_norm_normalizes_before_it_gates():
-    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
-
-    torch.manual_seed(0)
-    ours, theirs = GatedRMSNorm(8, 1e-6), Qwen3_5RMSNormGated(8, 1e-6)
-    x, gate = torch.randn(2, 4, 8), torch.randn(2, 4, 8)
-    assert torch.equal(ours(x, gate), theirs(x, gate))
-
-
-def test_rope_turns_the_first_dimensions_and_passes_the_rest():
-    x, angles = torch.randn(3, 2, 10), torch.randn(3, 4)
-    out = partial_rope(x, angles.cos(), angles.sin())
-    assert torch.equal(out[..., 4:], x[..., 4:]), "dimensions beyond rotary_dim have no position"
-    assert not torch.equal(out[..., :4], x[..., :4])
 
 
 def test_bytes_of_a_token_and_of_a_state():
@@ -79,39 +49,24 @@ BROKEN = {  # (changes, words that the sentence must have)
     "experts within": ({"model_type": "qwen3_5", "text_config": {"num_experts": 8}}, ["experts"]),
     "qwen3_next": ({"model_type": "qwen3_next"}, ["experts"]),
     "another family": ({"model_type": "llama"}, ["'llama'"]),
-    "a family that is a list": ({"model_type": ["qwen3_5"]}, ["['qwen3_5']"]),
-    "quantized": ({"quantization_config": {"quant_method": "fp8"}}, ["quantization_config"]),
     "text_config 5": ({"model_type": "qwen3_5", "text_config": 5}, ["text_config = 5"]),
-    "gelu": ({"hidden_act": "gelu"}, ["hidden_act = 'gelu'"]),
     "3 value heads on 2": ({"linear_num_value_heads": 3}, ["linear_num_value_heads = 3", "multiple"]),
     "16 key heads by default": ({"linear_num_key_heads": "gone"}, ["linear_num_key_heads = 16", "multiple"]),
     "3 query heads on 2": ({"num_attention_heads": 3}, ["num_attention_heads = 3", "multiple"]),
     "no key dimension": ({"linear_key_head_dim": 0}, ["linear_key_head_dim = 0"]),
-    "a value dimension of 2^40": ({"linear_value_head_dim": 2**40}, ["linear_value_head_dim = 1099511627776"]),
-    "half a head": ({"linear_num_key_heads": 1.5}, ["linear_num_key_heads = 1.5"]),
-    "heads in text": ({"linear_num_value_heads": "4"}, ["linear_num_value_heads = '4'"]),
     "a kernel of 0": ({"linear_conv_kernel_dim": 0}, ["linear_conv_kernel_dim = 0"]),
-    "true as a kernel": ({"linear_conv_kernel_dim": True}, ["linear_conv_kernel_dim = True"]),
     "no hidden size": ({"hidden_size": "gone"}, ["hidden_size"]),
     "an odd head_dim": ({"head_dim": 15}, ["head_dim = 15"]),
-    "eps NaN": ({"rms_norm_eps": math.nan}, ["rms_norm_eps = nan"]),
-    "a tie in text": ({"tie_word_embeddings": "yes"}, ["tie_word_embeddings = 'yes'"]),
     "a layer type too few": ({"layer_types": [LINEAR, LINEAR, FULL]}, ["3 layer_types for 4 layers"]),
     "a sliding layer": ({"layer_types": ["sliding_attention"] * 3 + [FULL]}, ["'sliding_attention'"]),
-    "layer_types text": ({"layer_types": FULL}, ["layer_types = 'full_attention'"]),
     "no attention": ({"layer_types": [LINEAR] * 4}, ["no attention layer"]),
     "an interval of 0": ({"layer_types": "gone", "full_attention_interval": 0}, ["full_attention_interval = 0"]),
     "an interval too long": ({"layer_types": "gone", "full_attention_interval": 5}, ["no attention layer"]),
     "a million layers": ({"layer_types": "gone", "num_hidden_layers": 10**6}, ["1000000", "hold 4 layers"]),
     "yarn": ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, ["'yarn'"]),
-    "rope_parameters list": ({"rope_parameters": [1]}, ["rope_parameters = [1]"]),
-    "rope_scaling text": ({"rope_scaling": "default"}, ["rope_scaling = 'default'"]),
     "rotates nothing": ({"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.01}}, ["rotates 0"]),
     "rotates 3": ({"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.2}}, ["rotates 3"]),
     "rotates more than it has": ({"rope_parameters": DEFAULT | {"partial_rotary_factor": 1.5}}, [f"{PARTIAL} = 1.5"]),
-    "rotates a text": ({"rope_parameters": DEFAULT | {"partial_rotary_factor": "all"}}, [f"{PARTIAL} = 'all'"]),
-    "theta 0": ({"rope_parameters": DEFAULT | {"rope_theta": 0}}, ["rope_parameters.rope_theta = 0"]),
-    "an end token in text": ({"eos_token_id": "2"}, ["eos_token_id = '2'"]),
 }
 
 
@@ -144,13 +99,6 @@ def test_a_quarter_of_a_head_is_rotated_unless_the_file_says_otherwise(tmp_path)
     assert config.rope_theta == theirs.get("rope_theta", 10_000.0)
 
 
-def test_the_text_part_of_a_qwen3_5_config_is_read(tmp_path):
-    raw = json.loads((checkpoint(FAMILY) / "config.json").read_text(encoding="utf-8"))
-    outer = {"model_type": "qwen3_5", "text_config": raw, "eos_token_id": 7}
-    (tmp_path / "config.json").write_text(json.dumps(outer), encoding="utf-8")
-    assert HybridConfig.from_dir(tmp_path).num_gdn_layers == 3
-
-
 def test_an_interval_stands_for_layer_types(tmp_path):
     directory = write_config(tmp_path, layer_types="gone", full_attention_interval=2)
     assert HybridConfig.from_dir(directory).layer_types == (LINEAR, FULL, LINEAR, FULL)
@@ -160,18 +108,3 @@ def test_lesson_0_s_loader_points_to_what_runs_it():
     with pytest.raises(UserError) as refused:
         load_model(checkpoint(FAMILY))
     assert "LLM" in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_the_composition_root_takes_it_without_a_flag():
-    assert load(checkpoint(FAMILY), "auto", "cpu").config.num_gdn_layers == 3
-
-
-def test_a_tensor_that_is_missing_is_named(tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(checkpoint(FAMILY) / "model.safetensors")
-    del tensors["model.layers.1.linear_attn.A_log"]
-    save_file(tensors, write_config(tmp_path) / "model.safetensors")
-    with pytest.raises(UserError) as refused:
-        QWEN3_5.load(tmp_path)
-    assert "model.layers.1.linear_attn.A_log" in str(refused.value)

@@ -87,15 +87,6 @@ def test_a_request_starts_from_a_copy_of_the_deepest_checkpoint():
     assert hold.ends == [20], "note where this prompt is to be checkpointed: `_ends` has the places"
 
 
-def test_a_request_in_another_namespace_finds_nothing():
-    kv = manager()
-    keep(kv, PROMPT[:16])
-    assert kv.allocate("b", PROMPT, "another") == 0, "a checkpoint is found in the namespace that it was stored in"
-    assert kv.tables["b"].shared.namespace == "another", (
-        "the table keeps the namespace: `commit` and `free` store with it"
-    )
-
-
 def test_the_last_token_of_a_prompt_is_left_to_compute():
     kv = manager()
     keep(kv, PROMPT[:16])

@@ -9,15 +9,12 @@ import copy
 import pytest
 import torch
 
-from mini_engine.assembly.layout import kv_shape
-from mini_engine.attention.registry import load_kernel
-from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import HybridConfig
-from mini_engine.hybrid.model import GatedDeltaNet, GatedRMSNorm
+from mini_engine.hybrid.model import GatedDeltaNet, GatedRMSNorm, ZeroCentredRMSNorm
 from mini_engine.hybrid.plan import with_states
 from mini_engine.hybrid.store import HybridKv, HybridMeta
-from mini_engine.kv.block_tensor import ForwardMeta, KvPool
-from tests.l11.models import both, checkpoint, first_logits
+from mini_engine.kv.block_tensor import ForwardMeta
+from tests.l11.models import both, checkpoint, first_logits, store_of
 from tests.support import some_ids
 
 FAMILY = "every fourth attends"
@@ -26,8 +23,7 @@ NARROW, WIDE = torch.bfloat16, torch.float32
 
 def store(config: HybridConfig, dtype: torch.dtype) -> HybridKv:
     """Return a store whose states, random numbers that bfloat16 can hold, do not depend on the dtype."""
-    kv = KvPool(kv_shape(config), 2, 8, load_kernel("reference"), dtype)
-    found = HybridKv(kv, GdnPool.for_model(config, 3, dtype=dtype))
+    found = store_of(config, 3, dtype)
     torch.manual_seed(1)
     for tensor in (found.states.recurrent_state, found.states.conv_state):
         tensor.copy_(torch.randn(tensor.shape).to(NARROW))
@@ -54,14 +50,14 @@ def test_a_scan_in_bfloat16_is_float32_s_rounded_once(lengths):
     assert torch.equal(narrow.states.recurrent_state, wide.states.recurrent_state), "the state was fed rounded numbers"
 
 
-def test_the_gated_norm_in_bfloat16_is_float32_s_rounded_once():
+@pytest.mark.parametrize(("kind", "num_inputs"), [(GatedRMSNorm, 2), (ZeroCentredRMSNorm, 1)])
+def test_a_norm_in_bfloat16_is_float32_s_rounded_once(kind, num_inputs):
     torch.manual_seed(0)
-    norm, x, gate = GatedRMSNorm(8, 1e-6), torch.randn(2, 4, 8).to(NARROW), torch.randn(2, 4, 8).to(NARROW)
-    norm.weight.data.uniform_(0.5, 1.5)
-    narrow = GatedRMSNorm(8, 1e-6).to(NARROW)
-    narrow.weight.data.copy_(norm.weight.data)
-    norm.weight.data.copy_(narrow.weight.data)
-    assert torch.equal(narrow(x, gate), norm(x.float(), gate.float()).to(NARROW)), "compute in float32, cast once"
+    wide, narrow = kind(8, 1e-6), kind(8, 1e-6).to(NARROW)
+    narrow.weight.data.uniform_(0.5, 1.5)
+    wide.weight.data.copy_(narrow.weight.data)
+    inputs = [torch.randn(2, 4, 8).to(NARROW) for _ in range(num_inputs)]
+    assert torch.equal(narrow(*inputs), wide(*(x.float() for x in inputs)).to(NARROW)), "compute in float32, cast once"
 
 
 def test_how_much_is_written_is_not_rounded():

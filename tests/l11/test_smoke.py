@@ -2,17 +2,14 @@
 
 import io
 import json
-import shutil
 
 from scripts import l11_smoke
 from scripts.smoke.arguments import pocket_dir
 
 import pytest
 
-from mini_engine import LLM, SamplingParams
 from mini_engine.__main__ import main as mini_engine
-from mini_engine.hybrid.hybrid_config import HybridConfig
-from tests.l11.models import checkpoint, write_hybrid
+from tests.l11.models import checkpoint
 
 FAMILY = "every third, four value heads a key head, wide keys"
 PROMPTS = ["--prompt-ids", "1,2,3,4,5,6,7,8,9,10", "--prompt-ids", "4", "--prompt-ids", "5,6,7,8,9"]
@@ -58,29 +55,6 @@ def test_an_earlier_lesson_s_script_points_to_what_runs_it(number, capsys):
     assert script.main(["--model", path, *PROMPTS]) == 2
     error = capsys.readouterr().err
     assert "LLM" in error and len(error.strip().splitlines()) == 1, error
-
-
-@pytest.fixture(scope="module")
-def with_tokenizer(tmp_path_factory):
-    directory = write_hybrid(tmp_path_factory.mktemp("hybrid"), vocab_size=2048, bos_token_id=2045, eos_token_id=2047)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(pocket_dir() / name, directory)
-    return directory
-
-
-def test_llm_takes_a_hybrid_without_a_flag(with_tokenizer):
-    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-    prompt = "The capital of France is Paris. France is a country in Europe."
-    with LLM(with_tokenizer, block_size=4) as llm:
-        assert isinstance(llm.engine.config, HybridConfig)
-        first, second = (llm.generate(prompt, params, progress=False)[0] for _ in range(2))
-    assert first.token_ids == second.token_ids and len(first.token_ids) == 6
-    assert second.num_cached_tokens > 0
-
-
-def test_the_command_generate_takes_a_hybrid_without_a_flag(with_tokenizer, capsys):
-    assert mini_engine(["generate", "Once upon a time", "--model", str(with_tokenizer), "--max-tokens", "3"]) == 0
-    assert capsys.readouterr().out
 
 
 def test_the_command_chat_takes_a_hybrid_without_a_flag(capsys, monkeypatch):

@@ -3,6 +3,7 @@
 from array import array
 
 SIZE, BLOCKS = 4, 16
+PROMPTS = [[(7 * i * start + i) % 500 + 20 for i in range(40)] for start in (1, 2, 3)]
 
 
 class Cells:

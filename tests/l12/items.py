@@ -1,6 +1,23 @@
-"""Lesson 12. Shared by the tests: two companions at once, whose items are a few bytes."""
+"""Lesson 12. Shared by the tests: records by their number, and two companions at once, whose items are a few bytes."""
 
-from mini_engine.tiers.records import Kind
+import hashlib
+
+from mini_engine.tiers.records import Kind, Record, Wanted
+
+PAYLOAD = 1000
+
+
+def record(number: int, payload_bytes: int = PAYLOAD) -> Record:
+    tokens = number.to_bytes(4, "little") * 16
+    return Record(hashlib.sha256(tokens).digest(), b"p" * 32, tokens, bytes([number % 256]) * payload_bytes)
+
+
+def wanted(number: int) -> Wanted:
+    one = record(number)
+    return Wanted(one.key, one.parent, one.tokens, PAYLOAD)
+
+
+SIZE = record(0).num_bytes
 
 
 class Items:

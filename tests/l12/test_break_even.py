@@ -5,13 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.tiers import break_even, opening
 from mini_engine.tiers.break_even import BreakEven, Speed, measured_copy, measured_disk, measured_rate
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.store import ALWAYS, BlockStore, MinTokens, Prefix
-from mini_engine.tiers.tiers import MAX_WAITING
-from tests.l12.cells import Cells
 
 FAST = BreakEven(prefill_rate=400.0, bytes_per_token=1000, bandwidth=800_000.0, latency=0.1)  # 2 x the rate of prefill
 
@@ -247,11 +244,3 @@ def test_a_disk_that_is_not_there_or_cannot_be_written_is_not_measured(monkeypat
     monkeypatch.setattr(opening, "measured_copy", lambda blocks: Speed(1000.0, 0.0))
     monkeypatch.setattr(opening, "measured_disk", refuse)
     assert list(opening.break_evens(5.0, directory, SimpleNamespace(payload_bytes=80), 8, 0)) == ["host"]
-
-
-def test_the_writer_has_room_for_all_that_a_block_brings():
-    """With three records a block, as many blocks may wait as with one."""
-    config, with_each = EngineConfig(kv_always=True, kv_host_bytes=10**6), SimpleNamespace(only_at_end=False)
-    store = opening.open_tiers(config, Identity("w", "c", "f", 4), Cells(), [with_each] * 2, lambda n: None)
-    assert store.tiers.writer.items.maxsize == 3 * MAX_WAITING
-    store.tiers.close()

@@ -1,31 +1,23 @@
 """Lesson 12. Copies beside the steps: whatever is evicted, handed out or written meanwhile, what is saved is right."""
 
-import threading
-
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from mini_engine.assembly.build import build_engine
-from mini_engine.assembly.loading import load
-from mini_engine.engine.offline import generate_all
-from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.pocket import POCKET_DIR
+from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
 from mini_engine.tiers.background import Background
 from mini_engine.tiers.blocks import BlockBytes
 from mini_engine.tiers.copies import BesideSteps, Copy, beside_steps
-from mini_engine.tiers.records import Kind
-from tests.l11.models import ask, check_nothing_is_lost, drain, greedy, hybrid
+from mini_engine.tiers.records import Kind, Record
 from tests.l12.cells import SIZE
 from tests.l12.device import DeviceCells, HeldCopier, SlowStream
 from tests.l12.test_manager import Machine, World, evict_all
-from tests.support import some_ids, thorough
+from tests.support import thorough
 
 TEXT = list(range(3 * SIZE + 2))
 OTHER = list(range(100, 100 + 3 * SIZE))
-PROMPTS = [[(7 * i * start + i) % 500 + 20 for i in range(40)] for start in (1, 2, 3)]
 
 
 class SlowWorld(World):
@@ -51,30 +43,9 @@ def world():
     world.close()
 
 
-class Unordered(SlowStream):
-    """A stream that waits for no other one."""
-
-    def wait(self, mark):
-        pass
-
-
-class Unwaited(SlowStream):
-    """A stream that no thread waits for."""
-
-    def record(self):
-        mark = super().record()
-        mark.synchronize = lambda: None
-        return mark
-
-
 RIGHT = {
     "a side stream that is slow": lambda compute, side: (compute, SlowStream()),
     "a side stream that is fast": lambda compute, side: (compute, SlowStream(eager=True)),
-}
-WRONG = {
-    "the gather is in the side stream": lambda compute, side: (side, side),
-    "the copy does not wait for the gather": lambda compute, side: (compute, Unordered(eager=True)),
-    "the copy is handed on before it is done": lambda compute, side: (compute, Unwaited()),
 }
 
 
@@ -100,21 +71,10 @@ def right(namespace):
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_blocks_that_are_written_again_meanwhile_are_saved_as_they_were(name):
-    world = SlowWorld(streams=RIGHT[name])
+def test_blocks_that_are_written_again_meanwhile_are_saved_as_they_were(opened, name):
+    world = opened(SlowWorld(streams=RIGHT[name]))
     found = saved(world, name)
     assert found == right(name), "what is saved is not what the blocks held when they were handed over"
-    world.close()
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_each_order_and_each_wait_is_needed(name):
-    """On a device that does not keep one of them, another text's K and V are saved, or nothing's."""
-    world = SlowWorld(streams=WRONG[name])
-    found, want = saved(world, name), right(name)
-    assert len(found) == len(want) == 3 and found != want
-    world.main.drain()
-    world.close()
 
 
 def test_a_block_is_not_found_before_its_copy_has_arrived(world):
@@ -140,8 +100,8 @@ def test_with_too_many_copies_on_their_way_a_step_reads_blocks_itself():
     assert len(world.tiers.host) == 6
 
 
-def test_a_copy_that_fails_saves_nothing_and_ends_no_other(caplog):
-    world = SlowWorld()
+def test_a_copy_that_fails_saves_nothing_and_ends_no_other(opened, caplog):
+    world = opened(SlowWorld())
     world.tiers.feeders.remove(world.copier)
     world.store.reader.copier = copier = Background("copier", Copy.finish, 4)
     world.tiers.feeders.append(copier)
@@ -159,7 +119,18 @@ def test_a_copy_that_fails_saves_nothing_and_ends_no_other(caplog):
     evict_all(world)
     assert (world.begin("c", TEXT), world.begin("d", OTHER)) == (0, 8)
     assert "copier failed" in caplog.text
-    world.close()
+
+
+def test_what_goes_with_a_block_waits_for_its_copy_and_is_handed_over_right_behind_it(world):
+    """A state is read within the step: it changes with the next token."""
+    prefix = world.store.prefix(key_of(TEXT), None, SIZE * TOKEN_BYTES)
+    more = [(index, Record(bytes([index]), b"", b"", b"", Kind.STATE)) for index in (2, 0)]
+    world.store.save(prefix, [1, 2, 3], 0, more)
+    assert not world.tiers.host.records
+    world.arrive()
+    assert list(world.tiers.host.records) == [prefix.keys[1], b"\0", *prefix.keys[2:4], b"\2"], (
+        "a writer that is behind drops the rest: what it has taken until then is of use"
+    )
 
 
 def test_closing_the_tiers_writes_what_is_on_its_way(tmp_path):
@@ -219,86 +190,6 @@ def test_a_gather_has_the_bytes_of_each_block_in_the_layout_of_a_payload(dtype):
         for at in (4, 1, 4)
     ]
     assert [row.numpy().tobytes() for row in gathered] == want == [bytes(one) for one in blocks.read([4, 1, 4])]
-
-
-# A whole engine
-
-
-class AtOnce:
-    """The stream of steps on a CPU: work is done when it is submitted."""
-
-    def submit(self, work):
-        work()
-
-    def record(self):
-        return None
-
-
-class Gated(SlowStream):
-    """A side stream in which nothing happens before its gate is open."""
-
-    def __init__(self):
-        super().__init__()
-        self.gate = threading.Event()
-
-    def wait(self, mark):
-        pass
-
-    def record(self):
-        mark = super().record()
-        finish = mark.synchronize
-        mark.synchronize = lambda: (self.gate.wait(), finish())
-        return mark
-
-
-def slowed(engine, side):
-    """Let an engine on a CPU read its blocks as one on a GPU does."""
-    store = engine.scheduler.manager.coordinator.connector.block_store
-    copier = Background("copier", Copy.finish, 4)
-    store.tiers.feeders.append(copier)
-    store.reader = BesideSteps(store.blocks, lambda: (AtOnce(), side), copier)
-    return store
-
-
-def answers(engine):
-    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-    return [done.token_ids for done in generate_all(engine, PROMPTS, params, progress=False)]
-
-
-def test_a_pool_that_evicts_everything_lives_from_copies_that_arrive_late():
-    model = load(POCKET_DIR, "float32", "cpu")
-    cold = answers(build_engine(model, backend="reference", enable_prefix_caching=False))
-    engine, side = build_engine(model, backend="reference", num_blocks=8, kv_host_bytes=2**24, kv_always=True), Gated()
-    store = slowed(engine, side)
-    assert answers(engine) == cold, "no copy has arrived, and the blocks were handed out again"
-    assert store.saved_tokens == 0
-    side.gate.set()
-    assert store.tiers.flush() and store.saved_tokens == 3 * 32
-    engine.scheduler.manager.coordinator.clear()
-    assert answers(engine) == cold and store.restored_tokens == 3 * 32
-    store.tiers.close()
-
-
-def test_a_hybrids_states_arrive_right_behind_their_blocks():
-    """A state is read within the step: it changes with the next token. Its record waits for the copy of its block."""
-    family, prompts = "every fourth attends", [tuple(some_ids(length, 160, seed=length)) for length in (33, 65)]
-    engine, side, put = hybrid(family, kv_host_bytes=2**28, kv_always=True), Gated(), []
-    store = slowed(engine, side)
-    keep = store.tiers.put
-    store.tiers.put = lambda record: (put.append(record), keep(record))
-    for when in ("cold", "from host memory"):
-        requests = ask(engine, prompts, 8, when)
-        drain(engine)
-        assert [one.output_ids for one in requests] == [greedy(family, prompt, 8) for prompt in prompts], when
-        assert bool(put) == (when != "cold"), "nothing has arrived before the gate opens"
-        side.gate.set()
-        assert store.tiers.flush()
-        engine.scheduler.manager.coordinator.clear()
-    states = [index for index, record in enumerate(put) if record.kind is Kind.STATE]
-    assert states and all(put[index].parent == put[index - 1].key for index in states)
-    assert store.restored_tokens > 0
-    check_nothing_is_lost(engine)
-    store.tiers.close()
 
 
 # On a GPU

@@ -7,32 +7,14 @@ import torch
 
 from lessons.l12_tiers.compact import compact, shrink
 from mini_engine.__main__ import main
-from mini_engine.assembly.build import build_engine
 from mini_engine.assembly.loading import load
 from mini_engine.base.errors import UserError
-from mini_engine.engine.offline import generate_all
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.gpu.graphs import GraphRunner
 from mini_engine.kv.block_table import NULL_BLOCK
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.tiers.opening import digest_of
-
-PROMPTS = [[(7 * i * start + i) % 500 + 20 for i in range(40)] for start in (1, 2, 3)]
-GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return load(POCKET_DIR, "float32", "cpu")
-
-
-@pytest.fixture(scope="module")
-def cold(model):
-    return answers(build_engine(model, backend="reference", enable_prefix_caching=False))
-
-
-def answers(engine, prompts=PROMPTS):
-    return [done.token_ids for done in generate_all(engine, prompts, GREEDY, progress=False)]
+from tests.l12.cells import PROMPTS
+from tests.support import ask, refused, store_of
 
 
 def bits(layer):
@@ -40,59 +22,24 @@ def bits(layer):
     return layer[NULL_BLOCK + 1 :].view(torch.int32)
 
 
-def with_tiers(model, folder, num_blocks=40, **sizes):
-    return build_engine(model, backend="reference", num_blocks=num_blocks, kv_cache_dir=folder, kv_always=True, **sizes)
-
-
-def test_a_new_engine_on_the_same_directory_computes_only_what_is_new(model, cold, tmp_path):
-    first = with_tiers(model, tmp_path)
-    assert answers(first) == cold
-    first.scheduler.manager.coordinator.connector.block_store.tiers.close()
-    second = with_tiers(model, tmp_path)
-    assert answers(second) == cold, "KV from the disk must give the tokens of a cold run"
-    assert second.scheduler.manager.coordinator.connector.block_store.restored_tokens == 3 * 32, (
-        "two whole blocks of each prompt came back"
-    )
-
-
-def test_a_pool_that_evicts_everything_lives_from_the_host_tier(model, cold):
-    engine = build_engine(model, backend="reference", num_blocks=7, kv_host_bytes=2**24, kv_always=True)
-    for _ in range(2):
-        assert [answers(engine, [prompt])[0] for prompt in PROMPTS] == cold
-    assert engine.scheduler.manager.coordinator.connector.block_store.restored_tokens > 0, "evicted blocks come back"
-
-
-def test_another_models_blocks_are_never_served(model, cold, tmp_path):
-    first = with_tiers(model, tmp_path)
+def test_another_models_blocks_are_never_served(engine_of, answers, tmp_path):
+    kept = dict(kv_cache_dir=tmp_path, kv_always=True)
+    first = engine_of(**kept)
     answers(first)
-    first.scheduler.manager.coordinator.connector.block_store.tiers.close()
+    store_of(first).tiers.close()
     other = load(POCKET_DIR, "float32", "cpu")
     other.model.norm.weight[0] += 1.0
-    second = with_tiers(other, tmp_path)
+    second = engine_of(other, **kept)
     answers(second)
-    assert second.scheduler.manager.coordinator.connector.block_store.restored_tokens == 0, (
-        "one weight differs, so every key does"
-    )
+    assert store_of(second).restored_tokens == 0, "one weight differs, so every key does"
 
 
-def test_engines_of_other_layouts_may_share_a_directory(model, cold, tmp_path):
-    """Blocks of 8 and of 16 tokens, in turns. Each engine finds its own records and none of the other's."""
-    restored = []
-    for block_size in (8, 16, 8, 16):
-        engine = with_tiers(model, tmp_path, num_blocks=60, block_size=block_size)
-        assert answers(engine) == cold, f"in blocks of {block_size}"
-        store = engine.scheduler.manager.coordinator.connector.block_store
-        store.tiers.close()
-        restored.append(store.restored_tokens)
-    assert restored == [0, 0, 3 * 32, 3 * 32], "of 40 tokens each, the last one's block is computed"
-
-
-def test_compaction_and_a_smaller_pool_in_mid_decode_change_no_token(model, cold):
-    engine = build_engine(model, backend="reference", num_blocks=60)
+def test_compaction_and_a_smaller_pool_in_mid_decode_change_no_token(engine_of, answers, cold):
+    engine = engine_of()
     manager = engine.scheduler.manager
     answers(engine, [[9] * 70, [8] * 70])
     manager.coordinator.prefixes.tree.evict(5)
-    requests = [engine.add_request(str(i), prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
+    requests = ask(engine, PROMPTS, 6, ignore_eos=True)
     moved = 0
     while engine.has_unfinished:
         engine.step()
@@ -103,9 +50,9 @@ def test_compaction_and_a_smaller_pool_in_mid_decode_change_no_token(model, cold
     assert moved and engine.runner.pool.num_blocks == 40
 
 
-def test_recorded_steps_follow_a_pool_that_shrinks(model, cold):
+def test_recorded_steps_follow_a_pool_that_shrinks(engine_of, answers, cold):
     """A recording has addresses. With those of the larger pool it would read, and write, memory that is no longer K."""
-    engine = build_engine(model, backend="reference", num_blocks=60)
+    engine = engine_of()
     manager, pool, recorded = engine.scheduler.manager, engine.runner.pool, []
 
     def at_its_addresses(work):
@@ -122,7 +69,7 @@ def test_recorded_steps_follow_a_pool_that_shrinks(model, cold):
         return replay
 
     engine.runner = GraphRunner(engine.runner, 4, at_its_addresses)
-    requests = [engine.add_request(str(i), prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
+    requests = ask(engine, PROMPTS, 6, ignore_eos=True)
     while engine.has_unfinished:
         engine.step()
         if min(len(request.output_ids) for request in requests) == 3 and pool.num_blocks > 40:
@@ -131,8 +78,8 @@ def test_recorded_steps_follow_a_pool_that_shrinks(model, cold):
     assert recorded == [60] * 3 + [40] * 3, "each size once, and once more over the smaller pool"
 
 
-def test_a_pool_cannot_shrink_below_what_is_held(model):
-    engine = build_engine(model, backend="reference", num_blocks=20)
+def test_a_pool_cannot_shrink_below_what_is_held(engine_of):
+    engine = engine_of(num_blocks=20)
     engine.scheduler.manager.allocator.alloc_blocks(10)
     with pytest.raises(ValueError, match="10"):
         shrink(engine.scheduler.manager, engine.runner.pool, 10)
@@ -141,8 +88,8 @@ def test_a_pool_cannot_shrink_below_what_is_held(model):
         shrink(engine.scheduler.manager, engine.runner.pool, 21)
 
 
-def test_a_pool_shrinks_to_what_is_held_and_hands_out_no_block_beyond(model):
-    engine = build_engine(model, backend="reference", num_blocks=20)
+def test_a_pool_shrinks_to_what_is_held_and_hands_out_no_block_beyond(engine_of):
+    engine = engine_of(num_blocks=20)
     manager, pool = engine.scheduler.manager, engine.runner.pool
     in_front = manager.allocator.alloc_blocks(6)
     manager.allocate("a", [7] * 40)
@@ -158,42 +105,36 @@ def test_a_pool_shrinks_to_what_is_held_and_hands_out_no_block_beyond(model):
     assert sorted(manager.allocator.free_blocks) == [1, 2, 3]
 
 
-def test_the_tiers_follow_a_pool_that_shrinks(model, cold):
-    engine = build_engine(model, backend="reference", num_blocks=60, kv_host_bytes=2**24, kv_always=True)
+def test_the_tiers_follow_a_pool_that_shrinks(engine_of, answers, cold):
+    engine = engine_of(kv_host_bytes=2**24, kv_always=True)
     manager = engine.scheduler.manager
     shrink(manager, engine.runner.pool, 40)
     assert answers(engine) == cold
     manager.coordinator.clear()
     assert answers(engine) == cold, "what was saved is what the smaller pool held, and it comes back there"
-    assert manager.coordinator.connector.block_store.restored_tokens == 3 * 32
+    assert store_of(engine).restored_tokens == 3 * 32
 
 
 @pytest.mark.parametrize(
-    ("options", "param"),
+    ("options", "param", "values"),
     [
-        ({"kv_host_bytes": -1}, "kv_host_bytes"),
-        ({"kv_host_bytes": 100}, "kv_host_bytes"),
-        ({"kv_disk_bytes": 5}, "kv_disk_bytes"),
+        ({"kv_host_bytes": -1}, "kv_host_bytes", "-1"),
+        ({"kv_host_bytes": 100}, "kv_host_bytes", "100"),
+        ({"kv_disk_bytes": 5}, "kv_disk_bytes", "5"),
+        ({"kv_host_bytes": 10**8, "enable_prefix_caching": False}, "enable_prefix_caching", ""),
     ],
 )
-def test_sizes_that_make_no_tier_are_refused_in_one_sentence(model, options, param):
-    with pytest.raises(UserError) as caught:
-        build_engine(model, backend="reference", num_blocks=8, **options)
-    assert caught.value.param == param and str(next(iter(options.values()))) in str(caught.value)
+def test_sizes_that_make_no_tier_are_refused_in_one_sentence(engine_of, options, param, values):
+    """Nor is an option that would do nothing accepted in silence."""
+    with refused(UserError, values) as caught:
+        engine_of(num_blocks=8, **options)
+    assert caught.value.param == param
 
 
-def test_tiers_without_prefix_caching_are_refused(model, tmp_path):
-    with pytest.raises(UserError) as caught:
-        build_engine(model, num_blocks=8, kv_cache_dir=tmp_path, enable_prefix_caching=False)
-    assert caught.value.param == "enable_prefix_caching", (
-        "an option that would do nothing must not be accepted in silence"
-    )
-
-
-def test_the_cache_command_lists_verifies_and_clears(model, tmp_path, capsys):
-    engine = with_tiers(model, tmp_path)
+def test_the_cache_command_lists_verifies_and_clears(engine_of, answers, tmp_path, capsys):
+    engine = engine_of(kv_cache_dir=tmp_path, kv_always=True)
     answers(engine)
-    engine.scheduler.manager.coordinator.connector.block_store.tiers.close()
+    store_of(engine).tiers.close()
     assert told(capsys, "list", tmp_path)["records"] == 6
     assert told(capsys, "verify", tmp_path)["bad"] == []
     path = next(iter(tmp_path.glob("??/*.kv")))

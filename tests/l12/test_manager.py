@@ -20,10 +20,8 @@ from mini_engine.base.errors import OutOfBlocks
 from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
-from mini_engine.tiers.break_even import BreakEven
 from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.keys import Identity
-from mini_engine.tiers.records import Kind, Record
 from mini_engine.tiers.store import ALWAYS, BlockStore, MinTokens
 from mini_engine.tiers.tiers import Tiers
 from tests.l12.cells import BLOCKS, SIZE, Cells, digests
@@ -84,6 +82,13 @@ class World:
         self.manager.free(name, tokens[:computed])
         self.tiers.flush()  # so that a run can be repeated, whatever the disk's speed
 
+    def serve(self, name, tokens, namespace=None):
+        """Serve a whole request, whose blocks are evicted from the pool then; return the tokens found."""
+        found = self.begin(name, tokens, namespace)
+        self.end(name)
+        evict_all(self)
+        return found
+
     def close(self):
         for name in list(self.requests):
             self.end(name)
@@ -103,9 +108,7 @@ def evict_all(world):
 
 def test_an_evicted_prefix_comes_back_from_the_tier(world):
     tokens = list(range(14))
-    assert world.begin("a", tokens) == 0
-    world.end("a")
-    evict_all(world)
+    assert world.serve("a", tokens) == 0
     assert world.begin("b", tokens) == 12, "three whole blocks were in the tier; the last token is always computed"
     assert world.store.restored_tokens == 12
     assert world.begin("twin", tokens) == 12, "b runs, and the tree has the blocks that came back"
@@ -113,18 +116,6 @@ def test_an_evicted_prefix_comes_back_from_the_tier(world):
     world.end("twin")
     world.end("b")
     assert world.begin("c", tokens) == 12 and world.store.restored_tokens == 12, "now the tree has them again"
-
-
-def test_the_tree_holds_what_came_back_before_anything_is_computed(world):
-    tokens = list(range(14))
-    world.begin("a", tokens)
-    world.end("a")
-    evict_all(world)
-    assert world.manager.allocate("b", tokens) == 12
-    assert world.manager.coordinator.prefixes.tree.peek(key_of(tokens[:12])).num_tokens == 12, (
-        "a request of the same step may share them"
-    )
-    world.manager.free("b")
 
 
 def test_the_tier_goes_on_where_the_tree_ends(world):
@@ -140,23 +131,12 @@ def test_the_tier_goes_on_where_the_tree_ends(world):
 
 
 def test_a_hit_in_the_tiers_alone_is_counted_as_one(world):
-    world.begin("a", list(range(14)))
-    world.end("a")
-    evict_all(world)
+    world.serve("a", list(range(14)))
     world.begin("b", list(range(14)))
     told = world.manager.coordinator.prefixes.stats
     assert (told.num_lookups, told.num_hits, told.found_tokens) == (2, 1, 12), "the tiers found what the tree had lost"
     world.begin("c", [9] * 9)
     assert (told.num_lookups, told.num_hits, told.found_tokens) == (3, 1, 12), "nothing is known of c's prompt"
-
-
-def test_computed_answers_are_kept_too(world):
-    world.begin("a", [1, 2, 3])
-    world.requests["a"][0].extend(range(10, 16))
-    world.compute("a")
-    world.end("a")
-    evict_all(world)
-    assert world.begin("b", [1, 2, 3, *range(10, 16), 5]) == 8, "the next turn of a chat begins with the last answer"
 
 
 def test_a_block_is_saved_once_it_is_complete(world):
@@ -172,114 +152,60 @@ def test_a_block_is_saved_once_it_is_complete(world):
 
 def test_a_prompt_of_whole_blocks_leaves_its_last_one_to_compute(world):
     tokens = list(range(12))
-    world.begin("a", tokens)
-    world.end("a")
-    evict_all(world)
+    world.serve("a", tokens)
     assert world.begin("b", tokens) == 8, "the last token must be computed, so its block is not asked for"
 
 
-def test_another_namespace_finds_nothing(world):
-    world.begin("a", list(range(12)), "tenant 1")
-    world.end("a")
-    evict_all(world)
-    assert world.begin("b", list(range(12)), "tenant 2") == 0
-    assert world.begin("c", list(range(12)), "tenant 1") == 8
-
-
 def test_a_namespace_without_bytes_is_served_without_tiers(world):
-    world.begin("a", list(range(12)), ("a", "tuple"))
-    world.end("a")
-    evict_all(world)
+    world.serve("a", list(range(12)), ("a", "tuple"))
     assert world.begin("b", list(range(12)), ("a", "tuple")) == 0 and len(world.tiers.host) == 0
 
 
-def test_without_room_the_request_begins_with_what_the_tree_has():
-    world = World()
+def test_without_room_the_request_begins_with_what_the_tree_has(opened):
+    world = opened(World())
     tokens = list(range(4 * SIZE + 1))
-    world.begin("a", tokens)
-    world.end("a")
-    evict_all(world)
+    world.serve("a", tokens)
     held = world.manager.allocator.alloc_blocks(BLOCKS - 3)
     assert world.manager.allocate("b", tokens) == 0, "two blocks are free, and four would be needed"
     world.manager.free("b")
     world.manager.allocator.free(held)
-    world.close()
 
 
-def test_what_does_not_pay_is_computed():
-    never = BreakEven(prefill_rate=400.0, bytes_per_token=1000, bandwidth=1000.0)
-    late = BreakEven(prefill_rate=400.0, bytes_per_token=1, bandwidth=1e9, latency=5 / 400)
-    assert never.num_tokens > 10**9 and 4 < late.num_tokens < 6
-    world = World(min_tokens=MinTokens(never.num_tokens, never.num_tokens))
-    world.begin("a", list(range(14)))
-    world.end("a")
-    evict_all(world)
-    assert world.begin("b", list(range(14))) == 0
-    world.close()
+@pytest.fixture
+def on_disk(tmp_path, opened):
+    """Return a function that returns a new world whose disk has the whole blocks of a text."""
+
+    def make(tokens, **options):
+        first = World(tmp_path)
+        first.begin("a", tokens)
+        first.close()
+        return opened(World(tmp_path, **options))
+
+    return make
 
 
-def test_a_slow_disk_does_not_keep_host_memory_from_being_used(tmp_path):
-    first = World(tmp_path)
-    first.begin("a", list(range(14)))
-    first.close()
-    world = World(tmp_path, min_tokens=MinTokens(disk=math.inf))
-    assert world.begin("b", list(range(14))) == 0, "only on the disk, which takes longer than computing"
-    world.end("b")
-    evict_all(world)
+def test_a_slow_disk_does_not_keep_host_memory_from_being_used(on_disk):
+    world = on_disk(list(range(14)), min_tokens=MinTokens(disk=math.inf))
+    assert world.serve("b", list(range(14))) == 0, "only on the disk, which takes longer than computing"
     assert world.begin("c", list(range(14))) == 12, "in host memory since it was computed"
-    world.close()
 
 
-def test_keys_of_a_text_are_computed_once():
-    world = World()
-    tokens = key_of(list(range(14)))
-    assert world.store.prefix(tokens, "a", 16) is world.store.prefix(key_of(list(range(14))), "a", 16)
-    apart = [world.store.prefix(tokens, namespace, 16).keys[0] for namespace in (1, True, "1", None)]
-    assert len(set(apart)) == 4, "what is remembered for one namespace is not another's"
-    world.close()
-
-
-def test_others_run_while_the_disk_is_read(tmp_path):
-    first = World(tmp_path)
-    first.begin("a", list(range(14)))
-    first.close()
-    world = World(tmp_path)
-    assert world.manager.cost(list(range(14)), 14).should_wait is False, "nothing else can run: read now"
-    world.begin("other", [9] * 5)
-    waited = world.manager.cost(list(range(14)), 14).should_wait
-    while world.manager.cost(list(range(14)), 14).should_wait:
-        pass
-    assert waited, "the step that others run in must not wait for the disk"
-    assert world.begin("b", list(range(14))) == 12 and world.tiers.num_found == {"host": 3, "disk": 0}
-    world.close()
-
-
-def on_disk_only(folder, tokens):
-    """Return a new world whose disk has the whole blocks of a text."""
-    first = World(folder)
-    first.begin("a", tokens)
-    first.close()
-    return World(folder)
-
-
-def test_a_request_that_is_alone_reads_the_disk_itself(tmp_path):
-    world = on_disk_only(tmp_path, list(range(14)))
+def test_a_request_that_is_alone_reads_the_disk_itself(on_disk):
+    world = on_disk(list(range(14)))
     assert world.begin("b", list(range(14))) == 12 and world.tiers.num_found == {"host": 0, "disk": 3}, (
         "no other request waits for this step"
     )
-    world.close()
 
 
-def test_a_request_beside_others_does_not_read_the_disk_in_its_step(tmp_path):
-    world = on_disk_only(tmp_path, list(range(14)))
+def test_a_request_beside_others_does_not_read_the_disk_in_its_step(on_disk):
+    world = on_disk(list(range(14)))
     world.begin("other", [9] * 5)
     assert world.manager.allocate("b", list(range(14))) == 0, "the other request's step would wait for the disk"
     world.manager.free("b")
-    world.close()
 
 
-def test_what_the_tree_has_is_not_read_ahead_and_what_is_behind_it_is(tmp_path):
-    world = on_disk_only(tmp_path, list(range(17)))
+def test_what_the_tree_has_is_not_read_ahead_and_what_is_behind_it_is(on_disk):
+    world = on_disk(list(range(17)))
     world.begin("other", [9] * 5)
     world.begin("short", list(range(5)))
     world.end("short")
@@ -289,14 +215,6 @@ def test_what_the_tree_has_is_not_read_ahead_and_what_is_behind_it_is(tmp_path):
     assert [one.tokens for one in asked] == [bytes(key_of(range(start, start + 4))) for start in (4, 8, 12)], (
         "the tree has the first block; the three behind it are asked for"
     )
-    world.close()
-
-
-def test_what_is_computed_is_shared_at_once_without_the_tiers(world):
-    world.begin("a", list(range(14)))
-    assert world.begin("b", list(range(14))) == 12, "a still runs, and the tree has its blocks"
-    assert world.store.restored_tokens == 0, "they are in the pool: nothing is copied"
-    assert world.manager.tables["b"].blocks[:3] == world.manager.tables["a"].blocks[:3]
 
 
 class Machine(RuleBasedStateMachine):
@@ -394,17 +312,6 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=thorough(25, 12), stateful_step_count=40)
-
-
-def test_what_goes_with_a_block_is_handed_over_right_behind_it(monkeypatch):
-    """A writer that is behind drops the rest. What it has taken until then is of use."""
-    world, put = World(), []
-    monkeypatch.setattr(world.tiers, "put", lambda record: put.append(record.key))
-    prefix = world.store.prefix(key_of(list(range(3 * SIZE))), None, SIZE * TOKEN_BYTES)
-    more = [(index, Record(b"state", b"", b"", b"", Kind.STATE)) for index in (2, 0)]
-    world.store.save(prefix, [1, 2, 3], 0, more)
-    assert put == [prefix.keys[1], b"state", prefix.keys[2], prefix.keys[3], b"state"]
-    world.tiers.close()
 
 
 def test_what_no_tier_can_have_is_not_missing_there():

@@ -11,7 +11,7 @@ from mini_engine.tiers.background import Background
 from mini_engine.tiers.disk import DiskTier
 from mini_engine.tiers.outage import MOST_FAILURES, RETRY_SECONDS
 from mini_engine.tiers.tiers import Tiers
-from tests.l12.test_tiers import SIZE, record, wanted
+from tests.l12.items import SIZE, record, wanted
 
 pytest.importorskip("prometheus_client", reason="needs the extra 'server'")
 
@@ -116,11 +116,10 @@ def test_metrics_tell_what_happens_in_each_tier(tmp_path, monkeypatch):
     assert (found["host", "hits"], found["host", "misses"]) == (1, 3)
 
 
-def test_what_a_full_queue_drops_is_counted(tmp_path):
-    tiers = Tiers.of_size(tmp_path, 0, 10**6)
+def test_what_a_full_queue_drops_is_counted(opened, tmp_path):
+    tiers = opened(Tiers.of_size(tmp_path, 0, 10**6))
     tiers.writer.num_dropped = 5
     assert scraped(Manager(tiers))["disk", "dropped"] == 5
-    tiers.close()
 
 
 def test_an_engine_without_tiers_reports_none():
@@ -142,16 +141,8 @@ def test_closing_takes_no_longer_than_it_was_given():
 
 
 @pytest.mark.reference  # no task is about this
-def test_blocks_that_no_tier_has_count_as_misses(tmp_path):
-    from mini_engine.assembly.build import build_engine
-    from mini_engine.assembly.loading import load
-    from mini_engine.engine.offline import generate_all
-    from mini_engine.engine.sampling_params import SamplingParams
-    from mini_engine.pocket import POCKET_DIR
-
-    model = load(POCKET_DIR, "float32", "cpu")
-    engine = build_engine(model, backend="reference", num_blocks=20, kv_cache_dir=tmp_path, kv_always=True)
-    prompts = [[number] * 40 for number in (20, 21, 22)]  # two whole blocks each, and 8 tokens
-    generate_all(engine, prompts, SamplingParams(temperature=0, max_tokens=1), progress=False)
+def test_blocks_that_no_tier_has_count_as_misses(engine_of, answers, tmp_path):
+    engine = engine_of(kv_cache_dir=tmp_path, kv_always=True)
+    answers(engine)  # to prompts of two whole blocks each, and 8 tokens
     found = scraped(engine.scheduler.manager)
     assert (found["host", "misses"], found["disk", "misses"]) == (6, 6), "what was computed had been looked for"

@@ -5,15 +5,6 @@ import random
 
 import pytest
 
-from mini_engine.assembly.build import build_engine
-from mini_engine.assembly.loading import load
-from mini_engine.engine.offline import generate_all
-from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.pocket import POCKET_DIR
-from tests.l11.models import check_nothing_is_lost, greedy, hybrid
-from tests.support import some_ids
-
-GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 METHODS = (
     "get_num_new_matched_tokens", "update_state_after_alloc", "request_finished", "start_load_kv", "save_kv", "into",
 )  # fmt: skip
@@ -52,11 +43,6 @@ class FlakyLoad:
             raise OSError("half a block is missing")
 
 
-def ask(engine, prompts, max_tokens):
-    asked = [SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)] * len(prompts)
-    return [(done.token_ids, done.error) for done in generate_all(engine, prompts, asked, progress=False)]
-
-
 @pytest.fixture(autouse=True)
 def quiet():
     logging.disable(logging.CRITICAL)
@@ -64,33 +50,13 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-@pytest.fixture(scope="module")
-def pocket():
-    return load(POCKET_DIR, "float32", "cpu")
-
-
 @pytest.mark.parametrize("broken", METHODS)
-def test_no_failure_of_a_connector_reaches_an_answer(pocket, broken):
-    prompts = [[(7 * i * start + i) % 500 + 20 for i in range(40)] for start in (1, 2, 3)]
-    cold = ask(build_engine(pocket, backend="reference", enable_prefix_caching=False), prompts, 6)
-    engine = build_engine(pocket, backend="reference", num_blocks=13, kv_host_bytes=2**24, kv_always=True)
+def test_no_failure_of_a_connector_reaches_an_answer(engine_of, answers, cold, broken):
+    engine = engine_of(num_blocks=13, kv_host_bytes=2**24, kv_always=True)
     manager = engine.scheduler.manager
     manager.coordinator.connector = flaky = Flaky(manager.coordinator.connector, broken, random.Random(3))
     for _ in range(4):
-        assert ask(engine, prompts, 6) == cold
+        assert answers(engine) == cold
         assert not manager.fault and not manager.tables
         manager.coordinator.clear()
     assert flaky.num_failed, "nothing failed, so nothing was tried"
-
-
-@pytest.mark.parametrize("broken", ["start_load_kv", "into", "save_kv"])
-def test_a_hybrids_state_is_not_left_half_loaded(broken):
-    prompts = [tuple(some_ids(length, 160, seed=length)) for length in (33, 65)]
-    engine = hybrid("every fourth attends", kv_host_bytes=2**28, kv_always=True)
-    manager = engine.scheduler.manager
-    manager.coordinator.connector = flaky = Flaky(manager.coordinator.connector, broken, random.Random(3))
-    for _ in range(4):
-        assert ask(engine, prompts, 8) == [(greedy("every fourth attends", p, 8), None) for p in prompts]
-        manager.coordinator.clear()
-    check_nothing_is_lost(engine)
-    assert flaky.num_failed

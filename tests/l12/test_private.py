@@ -9,16 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from mini_engine.__main__ import main
-from mini_engine.assembly.build import build_engine
-from mini_engine.assembly.loading import load
 from mini_engine.base.errors import UserError
-from mini_engine.pocket import POCKET_DIR
 from mini_engine.tiers import files
 from mini_engine.tiers.disk import DiskTier
 from mini_engine.tiers.records import CRC, BadRecord
 from mini_engine.tiers.seal import TAG_BYTES, KeyedSeal, seal_of
-from tests.l12.test_tiers import SIZE, record, wanted
-from tests.support import OneOf, refused
+from tests.l12.items import SIZE, record, wanted
+from tests.support import OneOf, refused, store_of
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="NOT CHECKED: Windows has no modes, owners or device files")
 SECRET = bytes(range(32))
@@ -68,10 +65,8 @@ def test_a_directory_of_another_user_is_refused(tmp_path, monkeypatch):
 
 @posix
 @pytest.mark.parametrize("kind", ["link to a device", "link to a record", "pipe", "directory"])
-def test_what_is_no_regular_file_is_never_opened(tmp_path, monkeypatch, kind):
+def test_what_is_no_regular_file_is_never_opened(tier, tmp_path, monkeypatch, kind):
     """/dev/zero has no end: a server that reads a record from it runs out of memory; a pipe would make it wait."""
-    tier = DiskTier(tmp_path, 10**6)
-    tier.put(record(1))
     path = tier.path(record(1).key)
     if kind == "link to a record":
         path.rename(tmp_path / "elsewhere")
@@ -92,9 +87,7 @@ def test_what_is_no_regular_file_is_never_opened(tmp_path, monkeypatch, kind):
 
 
 @posix
-def test_what_is_replaced_after_the_look_is_not_read_either(tmp_path, monkeypatch):
-    tier = DiskTier(tmp_path, 10**6)
-    tier.put(record(1))
+def test_what_is_replaced_after_the_look_is_not_read_either(tier, monkeypatch):
     path = tier.path(record(1).key)
     as_it_was = path.lstat()
     path.unlink()
@@ -106,18 +99,14 @@ def test_what_is_replaced_after_the_look_is_not_read_either(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("num_bytes", [0, SIZE - 1, SIZE + 1, 2**40])
-def test_a_file_of_another_size_is_not_read(tmp_path, num_bytes):
-    tier = DiskTier(tmp_path, 10**6)
-    tier.put(record(1))
+def test_a_file_of_another_size_is_not_read(tier, num_bytes):
     with tier.path(record(1).key).open("r+b") as file:
         file.truncate(num_bytes)  # 2**40 bytes take no room on a disk, and all of a machine's memory
     assert tier.get(wanted(1)) is None and tier.counts["truncated"] == 1
 
 
-def test_a_crc_does_not_say_who_wrote_a_record(tmp_path):
+def test_a_crc_does_not_say_who_wrote_a_record(tier):
     """The page says so; if this ever fails, the page may promise more."""
-    tier = DiskTier(tmp_path, 10**6)
-    tier.put(record(1))
     forge(tier.path(record(1).key))
     assert bytes(tier.get(wanted(1)).payload) != record(1).payload
 
@@ -176,16 +165,15 @@ def test_a_key_file_that_is_not_there_is_one_sentence(tmp_path):
 
 
 @pytest.mark.reference  # no task is about this
-def test_the_option_reaches_the_disk(tmp_path):
-    model = load(POCKET_DIR, "float32", "cpu")
-    options = {"backend": "reference", "num_blocks": 20, "kv_always": True, "kv_cache_dir": tmp_path / "cache"}
-    engine = build_engine(model, **options, kv_cache_key_file=key_file(tmp_path))
-    disk = engine.scheduler.manager.coordinator.connector.block_store.tiers.disk
+def test_the_option_reaches_the_disk(engine_of, tmp_path):
+    key = key_file(tmp_path)
+    engine = engine_of(kv_always=True, kv_cache_dir=tmp_path / "cache", kv_cache_key_file=key)
+    disk = store_of(engine).tiers.disk
     disk.put(record(1))
     with pytest.raises(BadRecord):
         KeyedSeal(b"guessed").opened(disk.path(record(1).key).read_bytes())
     with pytest.raises(UserError, match="kv_cache_dir"):
-        build_engine(model, kv_cache_key_file=key_file(tmp_path))
+        engine_of(kv_cache_key_file=key)
 
 
 @pytest.mark.reference

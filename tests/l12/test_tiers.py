@@ -1,7 +1,6 @@
 """Lesson 12. The tiers stay within their sizes, survive crashes and full disks, and never make the engine wait."""
 
 import errno
-import hashlib
 import os
 import signal
 import subprocess
@@ -21,25 +20,11 @@ from mini_engine.tiers.disk import ABANDONED_SECONDS, DiskTier
 from mini_engine.tiers.files import create
 from mini_engine.tiers.host import HostTier
 from mini_engine.tiers.outage import MOST_FAILURES
-from mini_engine.tiers.records import Record, Wanted
-from mini_engine.tiers.tiers import NoDisk, Tiers
+from mini_engine.tiers.tiers import Tiers
+from tests.l12.items import SIZE, record, wanted
 
 ROOT = Path(__file__).resolve().parents[2]
-PAYLOAD = 1000
 PATIENCE = 60.0  # seconds after which a test gives up
-
-
-def record(number: int, payload_bytes: int = PAYLOAD) -> Record:
-    tokens = number.to_bytes(4, "little") * 16
-    return Record(hashlib.sha256(tokens).digest(), b"p" * 32, tokens, bytes([number % 256]) * payload_bytes)
-
-
-def wanted(number: int) -> Wanted:
-    one = record(number)
-    return Wanted(one.key, one.parent, one.tokens, PAYLOAD)
-
-
-SIZE = record(0).num_bytes
 
 
 def test_a_record_that_was_used_outlives_one_that_came_later():
@@ -73,14 +58,6 @@ def test_the_host_tier_keeps_the_most_recently_used_within_its_size(calls, room)
         assert len(tier) == len(model) and tier.num_bytes == len(model) * SIZE <= tier.max_bytes
 
 
-def test_a_record_on_disk_is_found_by_a_new_process(tmp_path):
-    assert DiskTier(tmp_path, 10**6).put(record(1))
-    again = DiskTier(tmp_path, 10**6)
-    assert bytes(again.get(wanted(1)).payload) == record(1).payload
-    assert again.get(wanted(2)) is None
-    assert again.num_bytes == SIZE
-
-
 def test_the_disk_tier_removes_the_least_recently_used_files(tmp_path):
     tier = DiskTier(tmp_path, 3 * SIZE)
     for number in (1, 2, 3):
@@ -105,9 +82,7 @@ def test_two_processes_on_one_directory_see_each_others_records_and_share_the_li
     assert one.get(wanted(0)) is None and record(0).key not in one, "a file that another process removed is a miss"
 
 
-def test_what_cannot_be_trusted_is_a_counted_miss_and_is_removed(tmp_path):
-    tier = DiskTier(tmp_path, 10**6)
-    tier.put(record(1))
+def test_what_cannot_be_trusted_is_a_counted_miss_and_is_removed(tier):
     path = tier.path(record(1).key)
     content = bytearray(path.read_bytes())
     content[-10] ^= 1
@@ -117,17 +92,15 @@ def test_what_cannot_be_trusted_is_a_counted_miss_and_is_removed(tmp_path):
     assert tier.put(record(1)) and tier.get(wanted(1)), "the next writer may write it again"
 
 
-def test_a_full_disk_is_counted_and_given_up_after_a_few_tries(tmp_path, monkeypatch):
+def test_a_full_disk_is_counted_and_given_up_after_a_few_tries(tier, tmp_path, monkeypatch):
     def no_space(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    tier = DiskTier(tmp_path, 10**6)
-    tier.put(record(0))
     monkeypatch.setattr(os, "fsync", no_space)
-    assert not any(tier.put(record(number)) for number in range(1, 9))
+    assert not any(tier.put(record(number)) for number in range(2, 10))
     assert tier.counts["failed writes"] == MOST_FAILURES, "no more is tried after that"
     assert not list(tmp_path.glob("??/*.tmp")), "nothing half written stays"
-    assert tier.get(wanted(0)) is not None, "what is there is still found"
+    assert tier.get(wanted(1)) is not None, "what is there is still found"
 
 
 def test_a_writer_that_stops_in_the_middle_leaves_no_record(tmp_path, monkeypatch):
@@ -163,7 +136,7 @@ def test_a_file_in_place_of_the_directory_is_one_sentence(tmp_path):
 WRITE_FOREVER = """
 import itertools, sys
 from pathlib import Path
-from tests.l12.test_tiers import record
+from tests.l12.items import record
 from mini_engine.tiers.disk import DiskTier
 tier = DiskTier(Path(sys.argv[1]), 10**12)
 print("writing", flush=True)
@@ -260,50 +233,49 @@ def test_one_item_that_fails_ends_only_itself(caplog):
     assert done == [0, 2] and "fails" in caplog.text
 
 
-def test_what_is_dropped_from_the_host_tier_is_found_on_the_disk(tmp_path):
-    tiers = Tiers.of_size(tmp_path, 2 * SIZE, 10**6)
+def test_what_is_dropped_from_the_host_tier_is_found_on_the_disk(opened, tmp_path):
+    tiers = opened(Tiers.of_size(tmp_path, 2 * SIZE, 10**6))
     for number in range(5):
         tiers.put(record(number))
     assert tiers.flush()
     assert all(tiers.get(wanted(number)) for number in range(5))
     assert tiers.num_found["disk"] >= 3
-    tiers.close()
 
 
-def test_prefetch_brings_records_from_the_disk_to_host_memory(tmp_path):
-    first = Tiers.of_size(tmp_path, 0, 10**6)
-    for number in range(3):
-        first.put(record(number))
-    first.close()
-    tiers = Tiers.of_size(tmp_path, 10**6, 10**6)
+@pytest.fixture
+def on_disk(tmp_path, opened):
+    """Return a function that opens tiers of which the disk alone has the first `count` records."""
+
+    def make(count, host_bytes, **more):
+        first = Tiers.of_size(tmp_path, 0, 10**6)
+        for number in range(count):
+            first.put(record(number))
+        first.close()
+        return opened(Tiers.of_size(tmp_path, host_bytes, 10**6, **more))
+
+    return make
+
+
+def test_prefetch_brings_records_from_the_disk_to_host_memory(on_disk):
+    tiers = on_disk(3, 10**6)
     asked = [wanted(number) for number in range(4)]
     assert tiers.prefetch(asked), "three of them are on their way"
     while tiers.prefetch(asked):
         time.sleep(0.001)
     assert [one.key in tiers.host for one in asked] == [True, True, True, False]
-    tiers.close()
 
 
-def test_what_did_not_fit_into_the_queue_is_read_ahead_later(tmp_path):
-    first = Tiers.of_size(tmp_path, 0, 10**6)
-    for number in range(9):
-        first.put(record(number))
-    first.close()
-    tiers = Tiers(HostTier(10**6), DiskTier(tmp_path, 10**6), max_waiting=2)
+def test_what_did_not_fit_into_the_queue_is_read_ahead_later(on_disk):
+    tiers = on_disk(9, 10**6, max_waiting=2)
     asked = [wanted(number) for number in range(9)]
     deadline = time.monotonic() + PATIENCE
     while tiers.prefetch(asked) and time.monotonic() < deadline:
         time.sleep(0.001)
     assert all(one.key in tiers.host for one in asked), "a long prefix takes several steps, but all of it arrives"
-    tiers.close()
 
 
-def test_a_host_tier_that_is_too_small_does_not_make_a_request_wait_forever(tmp_path):
-    first = Tiers.of_size(tmp_path, 0, 10**6)
-    for number in range(4):
-        first.put(record(number))
-    first.close()
-    tiers = Tiers.of_size(tmp_path, 2 * SIZE, 10**6)
+def test_a_host_tier_that_is_too_small_does_not_make_a_request_wait_forever(on_disk):
+    tiers = on_disk(4, 2 * SIZE)
     asked = [wanted(number) for number in range(4)]
     waits = 0
     while tiers.prefetch(asked) and waits < 60_000:
@@ -311,25 +283,20 @@ def test_a_host_tier_that_is_too_small_does_not_make_a_request_wait_forever(tmp_
         time.sleep(0.001)
     assert waits < 60_000, "each record is read ahead once; whatever is gone by then is computed"
     assert tiers.get(wanted(0), read_disk=False) is None
-    tiers.close()
 
 
-def test_what_was_read_from_the_disk_is_in_host_memory_then_and_may_be_read_ahead_again(tmp_path):
-    first = Tiers.of_size(tmp_path, 0, 10**6)
-    first.put(record(1))
-    first.close()
-    tiers = Tiers.of_size(tmp_path, 10**6, 10**6)
+def test_what_was_read_from_the_disk_is_in_host_memory_then_and_may_be_read_ahead_again(on_disk):
+    tiers = on_disk(2, 10**6)
     assert tiers.get(wanted(1)) and record(1).key in tiers.host, "the next request finds it in host memory"
     for _ in range(2):
         tiers.host.clear()
         assert tiers.prefetch([wanted(1)]), "it is only on the disk again, and was asked for since it was read ahead"
         tiers.reader.flush(PATIENCE)
         assert tiers.get(wanted(1), read_disk=False), "read ahead"
-    tiers.close()
 
 
-def test_what_is_on_the_disk_does_not_wait_to_be_written_again(tmp_path):
-    tiers = Tiers.of_size(tmp_path, 10**6, 10**6)
+def test_what_is_on_the_disk_does_not_wait_to_be_written_again(opened, tmp_path):
+    tiers = opened(Tiers.of_size(tmp_path, 10**6, 10**6))
     tiers.put(record(1))
     assert tiers.flush()
     offered = []
@@ -337,18 +304,3 @@ def test_what_is_on_the_disk_does_not_wait_to_be_written_again(tmp_path):
     tiers.put(record(1))
     tiers.put(record(2))
     assert offered == [record(2).key], "a place in the writer's queue is for what the disk lacks"
-    tiers.close()
-
-
-def test_without_a_disk_there_is_only_the_host_tier():
-    tiers = Tiers(HostTier(10**6), NoDisk())
-    tiers.put(record(1))
-    assert tiers.get(wanted(1)) and not tiers.prefetch([wanted(2)])
-    tiers.close()
-
-
-@pytest.mark.parametrize("reason", ["truncated", "version", "damaged", "foreign", "irregular"])
-def test_every_record_that_cannot_be_trusted_counts_as_damaged(tmp_path, reason):
-    disk = DiskTier(tmp_path, 10**6)
-    disk.counts[reason] += 2
-    assert disk.stats()[0].events["damaged"] == 2

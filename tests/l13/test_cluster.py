@@ -1,6 +1,7 @@
 """Lesson 13. The server's side of replicas, with replicas in this process: what is sent, retried, aborted, reported."""
 
 import asyncio
+import functools
 import pickle
 import threading
 import time
@@ -24,6 +25,16 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import EngineStopped, QueueFull
 from mini_engine.grammars.output_forms import OutputForm
 from tests.l13.replicas import GREEDY, PROMPT, cluster
+
+
+def in_loop(test):
+    """Run an asynchronous test in a loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args, **fixtures):
+        asyncio.run(test(*args, **fixtures))
+
+    return run
 
 
 async def read_whole(answers):
@@ -91,96 +102,73 @@ def test_parameters_are_the_same_on_the_other_side():
     assert pickle.loads(pickle.dumps(GREEDY)).grammar is ANYTHING, "the sampler tells rows without a grammar by this"
 
 
-def test_a_key_stands_for_a_whole_block_and_all_before_it():
-    keys = block_keys(PROMPT, None, 16)
-    assert len(keys) == 2, "40 tokens are two whole blocks of 16"
-    assert block_keys([*PROMPT[:35], 7], None, 16) == keys
-    other = block_keys([7, *PROMPT[1:]], None, 16)
-    assert not set(other) & set(keys), "the second block's tokens are equal, and those before it are not"
-    assert not set(block_keys(PROMPT, "salt", 16)) & set(keys), "another namespace shares nothing"
-    assert block_keys([-1] * 40, None, 16) == block_keys([2**40] * 40, None, 16) == [], "these are no token ids"
-
-
 # ---------------------------------------------------------------- answers
 
 
-def test_answers_over_a_replica_are_those_of_the_engine(replica, expected):
-    async def main():
-        jobs = [Job(PROMPT, replace(GREEDY, logprobs=1, prompt_logprobs=0)), Job(PROMPT[:20], GREEDY)]
-        answers = await cluster(replica).submit(jobs)
-        first, second = await read_whole(answers)
-        assert first.token_ids == expected and len(first.logprobs) == 12 and len(first.prompt_logprobs) == 39
-        assert len(second.token_ids) == 12 and second.logprobs == second.prompt_logprobs == ()
-        assert {(delta.finish_reason, delta.error) for delta in (first, second)} == {(FinishReason.LENGTH, None)}
-        here = await read_whole(await replica.worker.submit(jobs))
-        assert [delta._replace(num_cached_tokens=0) for delta in (first, second)] == [
-            delta._replace(num_cached_tokens=0) for delta in here
-        ], "a replica's answers are those of its engine, log probabilities and all"
-
-    asyncio.run(main())
+@in_loop
+async def test_answers_over_a_replica_are_those_of_the_engine(replica, expected):
+    jobs = [Job(PROMPT, replace(GREEDY, logprobs=1, prompt_logprobs=0)), Job(PROMPT[:20], GREEDY)]
+    answers = await cluster(replica).submit(jobs)
+    first, second = await read_whole(answers)
+    assert first.token_ids == expected and len(first.logprobs) == 12 and len(first.prompt_logprobs) == 39
+    assert len(second.token_ids) == 12 and second.logprobs == second.prompt_logprobs == ()
+    assert {(delta.finish_reason, delta.error) for delta in (first, second)} == {(FinishReason.LENGTH, None)}
+    here = await read_whole(await replica.worker.submit(jobs))
+    assert [delta._replace(num_cached_tokens=0) for delta in (first, second)] == [
+        delta._replace(num_cached_tokens=0) for delta in here
+    ], "a replica's answers are those of its engine, log probabilities and all"
 
 
-def test_what_was_found_is_reported_to_the_server_and_to_the_router(replica):
+@in_loop
+async def test_what_was_found_is_reported_to_the_server_and_to_the_router(replica):
     prompt = [9] * 40
-
-    async def main():
-        for found in (0, 32):
-            answers = await cluster(replica).submit([Job(prompt, GREEDY)])
-            (whole,) = await read_whole(answers)
-            assert whole.num_cached_tokens == found
-        reports = replica.record_routing_stats()["reports"][-2:]
-        assert [report.num_found for report in reports] == [0, 2], "in blocks"
-        assert reports[1].number == reports[0].number + 1
-        assert reports[0].keys == block_keys(prompt, None, 16)
-
-    asyncio.run(main())
+    for found in (0, 32):
+        answers = await cluster(replica).submit([Job(prompt, GREEDY)])
+        (whole,) = await read_whole(answers)
+        assert whole.num_cached_tokens == found
+    reports = replica.record_routing_stats()["reports"][-2:]
+    assert [report.num_found for report in reports] == [0, 2], "in blocks"
+    assert reports[1].number == reports[0].number + 1
+    assert reports[0].keys == block_keys(prompt, None, 16)
 
 
 @pytest.mark.parametrize("job", [Job([99999], GREEDY), Job([], GREEDY), Job([1], replace(GREEDY, max_tokens=9999))])
-def test_a_refused_job_is_refused_as_without_replicas_and_none_was_accepted(replica, job):
-    async def main():
-        with pytest.raises(UserError) as caught:
-            await replica.worker.submit([job])
-        with pytest.raises(UserError) as here:
-            await cluster(replica).submit([Job([1], GREEDY), job])
-        assert str(here.value) == str(caught.value)
-        await until_idle(replica)
-
-    asyncio.run(main())
+@in_loop
+async def test_a_refused_job_is_refused_as_without_replicas_and_none_was_accepted(replica, job):
+    with pytest.raises(UserError) as caught:
+        await replica.worker.submit([job])
+    with pytest.raises(UserError) as here:
+        await cluster(replica).submit([Job([1], GREEDY), job])
+    assert str(here.value) == str(caught.value)
+    await until_idle(replica)
 
 
-def test_a_full_replica_refuses(replica):
-    async def main():
-        with pytest.raises(QueueFull):
-            await cluster(replica).submit([Job([1], GREEDY)] * 9)
-
-    asyncio.run(main())
+@in_loop
+async def test_a_full_replica_refuses(replica):
+    with pytest.raises(QueueFull):
+        await cluster(replica).submit([Job([1], GREEDY)] * 9)
 
 
-def test_closing_answers_aborts_them_and_frees_their_blocks(replica):
-    async def main():
-        answers = await cluster(replica).submit([Job(PROMPT, replace(GREEDY, max_tokens=500))])
-        async for _ in answers:
-            break
-        before = num_aborted(replica)
-        answers.close()
-        await until_idle(replica)
-        assert num_aborted(replica) == before + 1, "the replica has computed an answer that nobody reads"
-
-    asyncio.run(main())
+@in_loop
+async def test_closing_answers_aborts_them_and_frees_their_blocks(replica):
+    answers = await cluster(replica).submit([Job(PROMPT, replace(GREEDY, max_tokens=500))])
+    async for _ in answers:
+        break
+    before = num_aborted(replica)
+    answers.close()
+    await until_idle(replica)
+    assert num_aborted(replica) == before + 1, "the replica has computed an answer that nobody reads"
 
 
-def test_ending_all_answers_tells_their_readers_why(replica):
-    async def main():
-        ours = cluster(replica)
-        answers = await ours.submit([Job(PROMPT, replace(GREEDY, max_tokens=500))] * 2)
-        ours.end_all("the server is shutting down")
-        _, ends = await read(answers)
-        assert ends == [(FinishReason.ERROR, "the server is shutting down")] * 2
-        await until_idle(replica)
-        await until(lambda: not ours.open)  # the answers' own tasks end a moment later
-
-    asyncio.run(main())
+@in_loop
+async def test_ending_all_answers_tells_their_readers_why(replica):
+    ours = cluster(replica)
+    answers = await ours.submit([Job(PROMPT, replace(GREEDY, max_tokens=500))] * 2)
+    ours.end_all("the server is shutting down")
+    _, ends = await read(answers)
+    assert ends == [(FinishReason.ERROR, "the server is shutting down")] * 2
+    await until_idle(replica)
+    await until(lambda: not ours.open)  # the answers' own tasks end a moment later
 
 
 # ---------------------------------------------------------------- lost replicas
@@ -203,57 +191,48 @@ def losing(replica, num_parts: int, losses: int):
     return ask, left
 
 
-def test_a_replica_lost_before_the_first_token_goes_unnoticed(replica, expected):
-    async def main():
-        ask, left = losing(replica, num_parts=0, losses=2)
-        tokens, ends = await read(await cluster(replica, ask).submit([Job(PROMPT, GREEDY)]))
-        assert (tokens, ends, left) == ([expected], [(FinishReason.LENGTH, None)], [0])
-
-    asyncio.run(main())
+@in_loop
+async def test_a_replica_lost_before_the_first_token_goes_unnoticed(replica, expected):
+    ask, left = losing(replica, num_parts=0, losses=2)
+    tokens, ends = await read(await cluster(replica, ask).submit([Job(PROMPT, GREEDY)]))
+    assert (tokens, ends, left) == ([expected], [(FinishReason.LENGTH, None)], [0])
 
 
-def test_a_replica_lost_after_it_ends_the_answer_with_an_error(replica, expected):
-    async def main():
-        ask, _ = losing(replica, num_parts=1, losses=1)
-        tokens, ends = await read(await cluster(replica, ask).submit([Job(PROMPT, GREEDY)]))
-        assert tokens[0] and tokens[0] == expected[: len(tokens[0])], "a token came twice, or from a second answer"
-        assert len(tokens[0]) < 12 and ends[0][0] == FinishReason.ERROR and "replica" in ends[0][1]
-        await until_idle(replica)
-
-    asyncio.run(main())
+@in_loop
+async def test_a_replica_lost_after_it_ends_the_answer_with_an_error(replica, expected):
+    ask, _ = losing(replica, num_parts=1, losses=1)
+    tokens, ends = await read(await cluster(replica, ask).submit([Job(PROMPT, GREEDY)]))
+    assert tokens[0] and tokens[0] == expected[: len(tokens[0])], "a token came twice, or from a second answer"
+    assert len(tokens[0]) < 12 and ends[0][0] == FinishReason.ERROR and "replica" in ends[0][1]
+    await until_idle(replica)
 
 
-def test_a_replica_whose_engine_has_ended_is_as_good_as_lost(replica, expected):
+@in_loop
+async def test_a_replica_whose_engine_has_ended_is_as_good_as_lost(replica, expected):
     """A rank that ends takes its engine along; until Ray replaces the replica, it refuses what it is sent."""
+    left = [2]
 
-    async def main():
-        left = [2]
+    async def ask(jobs, keys):
+        if left[0]:
+            left[0] -= 1
+            yield EngineStopped("rank 1 of 2 has ended")
+            return
+        async with aclosing(replica.answer(jobs, keys)) as items:
+            async for item in items:
+                yield item
 
-        async def ask(jobs, keys):
-            if left[0]:
-                left[0] -= 1
-                yield EngineStopped("rank 1 of 2 has ended")
-                return
-            async with aclosing(replica.answer(jobs, keys)) as items:
-                async for item in items:
-                    yield item
-
-        tokens, ends = await read(await cluster(replica, ask).submit([Job(PROMPT, GREEDY)]))
-        assert (tokens, ends, left) == ([expected], [(FinishReason.LENGTH, None)], [0])
-
-    asyncio.run(main())
+    tokens, ends = await read(await cluster(replica, ask).submit([Job(PROMPT, GREEDY)]))
+    assert (tokens, ends, left) == ([expected], [(FinishReason.LENGTH, None)], [0])
 
 
-def test_an_answer_with_no_replica_left_is_refused(replica):
-    async def main():
-        async def ask(jobs, keys):
-            raise ReplicaLost("the replica that was answering has ended")
-            yield
+@in_loop
+async def test_an_answer_with_no_replica_left_is_refused(replica):
+    async def ask(jobs, keys):
+        raise ReplicaLost("the replica that was answering has ended")
+        yield
 
-        with pytest.raises(EngineStopped):
-            await cluster(replica, ask).submit([Job(PROMPT, GREEDY)])
-
-    asyncio.run(main())
+    with pytest.raises(EngineStopped):
+        await cluster(replica, ask).submit([Job(PROMPT, GREEDY)])
 
 
 def test_a_schema_is_refused_before_it_is_sent_to_a_replica():

@@ -169,24 +169,11 @@ def test_the_score_finds_more_than_rays_own_router(both):
 # ---------------------------------------------------------------- replicas that end
 
 
-def waiting(server) -> list[float]:
-    """Requests that wait, at each replica."""
-    return list(server.by_replica("requests_waiting").values())
-
-
-def running(server) -> list[float]:
-    """Requests that run, at each replica."""
-    return list(server.by_replica("requests_running").values())
-
-
 def test_a_killed_replica_costs_only_answers_that_had_begun(both, expected):
     slow = [asked([number % 2000, *range(1, 400)], 200) for number in range(40)]
 
-    async def read(body: dict) -> dict:
-        return await answer(both, body)
-
     async def main() -> list[dict]:
-        reading = [asyncio.create_task(read(body)) for body in slow]
+        reading = [asyncio.create_task(answer(both, body)) for body in slow]
         await asyncio.to_thread(
             both.wait_for, "requests wait", lambda: min(both.by_replica("requests_waiting").values())
         )

@@ -1,7 +1,7 @@
 """Lesson 13. The books between the policy and Ray Serve's router, in numbers: loads, and reports that are read once."""
 
 from mini_engine.distributed.replicas.loads import Routing, make_policy
-from mini_engine.distributed.routing.policy import PrefixScore, RoundRobin
+from mini_engine.distributed.routing.policy import RoundRobin
 
 PROMPT = [b"system", b"a", b"b"]
 
@@ -22,12 +22,6 @@ class Recorder(RoundRobin):
 
     def found(self, replica, keys, num_found):
         self.corrected.append((replica, keys, num_found))
-
-
-def test_policies_by_their_names():
-    policy = make_policy("score", 0.5, 30)
-    assert isinstance(policy, PrefixScore) and (policy.beta, policy.capacity) == (0.5, 30)
-    assert isinstance(make_policy("round-robin", 0.5, 30), RoundRobin)
 
 
 def test_a_request_counts_from_the_moment_it_is_chosen_for_until_it_ends():

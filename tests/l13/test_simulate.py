@@ -183,18 +183,3 @@ def test_reports_of_the_replicas_shrink_a_view_that_has_grown_stale():
         known.append(sorted(policy.seen[0].keys))
     assert known[0] == [0, 1, 6, 7, 9, 10, 11], "the last report says that block 1 was evicted: 2 … 5 went before it"
     assert known[1] == [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11], "without reports all is believed to be there"
-
-
-def test_after_a_restart_one_report_empties_the_view():
-    policy = PrefixScore()
-    policy.choose([], {0: 0.0})
-    for keys in ([0, 1, 2], [0, 3, 4], [0, 5, 6], [0, 7, 8]):
-        policy.sent(0, keys)
-    policy.found(0, [0, 7, 8], 0)
-    assert list(policy.seen[0].keys) == [8, 7, 0], "it had not even block 0, so it had none after it either"
-
-
-def test_the_same_trace_gives_the_same_answers():
-    requests = shared_block_0(20)
-    first, second = (simulate(requests, PrefixScore(), 3, 20, RATES) for _ in range(2))
-    assert first == second and pytest.approx(first[-1].waited) == second[-1].waited

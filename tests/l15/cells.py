@@ -39,17 +39,3 @@ def connected(tiers, window=W):
         return TierConnector(store, [WindowCompanion(store.blocks, kv.memory)])
 
     return Windows(window, GROUPS, POOL, SIZE, max_step=8, connector=connector)
-
-
-def served(kv, name, tokens, most=8):
-    """Admit, compute and end a request; return how many of its tokens were found."""
-    found = kv.allocate(name, tokens)
-    kv.check_reads(name, tokens, found, found)
-    while (start := kv.hold(name).num_computed) < len(tokens):
-        stop = min(len(tokens), start + most)
-        kv.grow(name, stop)
-        kv.write(name, tokens, start, stop)
-        kv.check_reads(name, tokens, start, stop)
-        kv.commit(name, tokens, stop)
-    kv.free(name, tokens)
-    return found

@@ -94,6 +94,7 @@ def compute(kv, name, tokens, most=8) -> None:
 def serve(kv, name, tokens, most=8) -> int:
     """Admit, compute and end a request; return how many of its tokens were found."""
     found = kv.allocate(name, tokens)
+    kv.check_reads(name, tokens, found, found)
     compute(kv, name, tokens, most)
     kv.free(name, tokens)
     return found

@@ -6,8 +6,17 @@ from mini_engine.assembly.layout import kv_shape
 from mini_engine.base.errors import UserError
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.families.qwen3 import FAMILY as QWEN3
-from tests.l15.models import FAMILIES, ask, check_nothing_is_lost, checkpoint, drain, engine_of, greedy, hugging_face
-from tests.support import refused, some_ids
+from tests.l15.models import FAMILIES, checkpoint, engine_of
+from tests.support import (
+    ask,
+    check_answers,
+    check_no_block_is_lost,
+    drain,
+    hf_greedy,
+    hugging_face,
+    refused,
+    some_ids,
+)
 
 reference = pytest.mark.reference
 nightly = pytest.mark.nightly
@@ -23,38 +32,26 @@ def prompts_of(window):
 
 
 def check(family, requests, when):
-    for request in requests:
-        want, got = greedy(*family, tuple(request.prompt_ids)), request.output_ids
-        first = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
-        assert got == want, (
-            f"{when}: {len(request.prompt_ids)} prompt tokens, {request.num_cached_tokens} cached, "
-            f"{request.num_preemptions} preemptions: the first other token is number {first} ({request.error})"
-        )
+    return check_answers(requests, checkpoint(*family), when)
 
 
 @each_family
 def test_batched_and_then_behind_their_own_windows(family):
     engine, prompts = engine_of(*family), prompts_of(family[1])
-    first = ask(engine, prompts, name="cold")
-    drain(engine)
-    check(family, first, "batched")
-    second = ask(engine, prompts, name="warm")
-    drain(engine)
-    check(family, second, "behind a prefix")
+    for when in ("batched", "behind a prefix"):
+        requests = ask(engine, prompts, name=when)
+        drain(engine)
+        found = check(family, requests, when)
     expected = [(len(ids) - 1) // 8 * 8 for ids in prompts]
-    assert [r.num_cached_tokens for r in second] == expected, "a prompt that comes again begins at its last whole block"
-    check_nothing_is_lost(engine)
+    assert found == expected, "a prompt that comes again begins at its last whole block"
+    check_no_block_is_lost(engine)
 
 
 @reference
 def test_the_window_changes_what_is_said():
     """Otherwise the tests above would pass with an engine that ignores it."""
-    family = ("SSFS", 7)
-    with_window = [greedy(*family, ids) for ids in prompts_of(7)]
-    hf = hugging_face(*family)
-    without = [greedy(family[0], 1000, ids) for ids in prompts_of(7)]
-    assert hf.config.sliding_window == 7
-    assert sum(a != b for a, b in zip(with_window, without, strict=True)) >= 5, "most answers differ"
+    said = [[hf_greedy(hugging_face(checkpoint("SSFS", w)), list(ids), 10) for ids in prompts_of(7)] for w in (7, 1000)]
+    assert sum(a != b for a, b in zip(*said, strict=True)) >= 5, "most answers differ"
 
 
 @pytest.mark.parametrize("caching", [False, True])

@@ -1,5 +1,6 @@
 """Lesson 15. Fast layers over a store in groups: layers with other slots, another table and a window, in one call."""
 
+import functools
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -114,7 +115,9 @@ def run(model, store, window=EVERY_KEY, sampled=True):
     return [text[n:] for text, n in zip(texts, LENGTHS, strict=True)], torch.stack(every)
 
 
-def reference(window=EVERY_KEY):
+@functools.cache
+def reference(window):
+    """Return the tokens, the logits and the store of the reference layers."""
     model = random_model(num_hidden_layers=4)
     store = Grouped(model.config, window)
     return *run(model, store, window), store
@@ -122,6 +125,23 @@ def reference(window=EVERY_KEY):
 
 def packed():
     return speed_up(random_model(num_hidden_layers=4), "packed")
+
+
+def with_torch():
+    return speed_up(random_model(num_hidden_layers=4), "torch")
+
+
+def fused():
+    """Return a model with lesson 10's fused layers, whose kernels are torch's operations."""
+
+    def norm_rope(qkv, weights, cos, sin, eps, rows, k_out, v_out):
+        assert rows.is_contiguous(), "Triton's kernel takes no stride: it reads the rows one after the other"
+        return plain_kernels.norm_rope(qkv, weights, cos, sin, eps, rows, k_out, v_out)
+
+    kernels: Any = SimpleNamespace(
+        add_norm=plain_kernels.add_norm, norm_rope=norm_rope, silu_mul=plain_kernels.silu_mul
+    )
+    return fuse(random_model(num_hidden_layers=4), kernels)
 
 
 def same(got, want, why):
@@ -136,15 +156,20 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-@needs_compiler
+CASES = [(with_torch, True), (with_torch, False), (fused, True), (fused, False)]
+CASES += [pytest.param(packed, direct, marks=needs_compiler) for direct in (True, False)]
+
+
+@pytest.mark.parametrize("make, direct", CASES)
 @pytest.mark.parametrize("window", [EVERY_KEY, WINDOW, 2], ids=["no window", "window 6", "window 2"])
 @pytest.mark.parametrize("sampled", [True, False], ids=["last rows", "all rows"])
-def test_one_call_for_all_groups_gives_the_reference_models_tokens(window, sampled, threads):
+def test_layers_over_groups_give_the_reference_models_tokens(make, direct, window, sampled, threads):
     tokens, logits, theirs = reference(window)
-    model = packed()
-    store = Grouped(model.config, window)
+    model = make()
+    store = Grouped(model.config, window, direct)
     got_tokens, got = run(model, store, window, sampled)
-    assert store.calls == 0, "a direct store with the C++ kernel is not called between the layers"
+    calls = 0 if direct and make is not with_torch else NEW * len(PLACES)
+    assert store.calls == calls, "packed and fused layers write to a direct store themselves, all others ask the store"
     assert got_tokens == tokens, "each layer must write and read its own group's blocks, within its own window"
     same(got, logits, "the logits differ from the reference model's over the same store")
     for mine, its in zip((*store.pool.K, *store.pool.V), (*theirs.pool.K, *theirs.pool.V), strict=True):
@@ -152,54 +177,12 @@ def test_one_call_for_all_groups_gives_the_reference_models_tokens(window, sampl
 
 
 def test_without_the_window_the_tokens_are_others():
-    tokens, _, _ = reference()
-    assert reference(WINDOW)[0] != tokens, "otherwise a lost window would go unnoticed"
-
-
-@needs_compiler
-def test_layer_by_layer_gives_the_same():
-    tokens, logits, _ = reference(WINDOW)
-    model = packed()
-    store = Grouped(model.config, WINDOW, direct=False)
-    got_tokens, got = run(model, store, WINDOW)
-    assert store.calls == NEW * len(PLACES), "a store that is not direct writes every layer itself"
-    assert got_tokens == tokens
-    same(got, logits, "two calls a layer, with the store in between")
-
-
-def plain_norm_rope(qkv, weights, cos, sin, eps, rows, k_out, v_out):
-    assert rows.is_contiguous(), "Triton's kernel takes no stride: it reads the rows one after the other"
-    return plain_kernels.norm_rope(qkv, weights, cos, sin, eps, rows, k_out, v_out)
-
-
-def fused():
-    kernels: Any = SimpleNamespace(
-        add_norm=plain_kernels.add_norm, norm_rope=plain_norm_rope, silu_mul=plain_kernels.silu_mul
-    )
-    return fuse(random_model(num_hidden_layers=4), kernels)
-
-
-def with_torch():
-    return speed_up(random_model(num_hidden_layers=4), "torch")
-
-
-@pytest.mark.parametrize("direct", [True, False], ids=["direct", "asked"])
-@pytest.mark.parametrize("make", [with_torch, fused])
-def test_torch_layers_and_fused_layers_take_groups_too(make, direct):
-    tokens, logits, _ = reference(WINDOW)
-    model = make()
-    store = Grouped(model.config, WINDOW, direct)
-    got_tokens, got = run(model, store, WINDOW)
-    assert got_tokens == tokens
-    writes_itself = direct and make is fused
-    assert bool(store.calls) != writes_itself, "fused layers write to a direct store themselves, torch's never do"
-    same(got, logits, "the logits differ from the reference model's")
+    assert reference(WINDOW)[0] != reference(EVERY_KEY)[0], "otherwise a lost window would go unnoticed"
 
 
 @pytest.mark.parametrize("make", [pytest.param(packed, marks=needs_compiler), fused])
 def test_a_plan_s_tensors_may_have_strides(make):
-    model = make()
-    meta = plan(LENGTHS, LENGTHS)
+    model, meta = make(), plan(LENGTHS, LENGTHS)
     wide = replace(
         meta, slot_mapping=meta.slot_mapping.T.contiguous().T, block_table=meta.block_table.mT.contiguous().mT
     )
@@ -212,105 +195,48 @@ def test_a_plan_s_tensors_may_have_strides(make):
 # ---------------------------------------------------------------- refused before anything is written
 
 
-@pytest.fixture
-def step():
-    """Return a packed model, a store, and a call that runs one step with a changed plan."""
-    model = packed()
-    store, meta = Grouped(model.config), plan(LENGTHS, LENGTHS)
-    ids = torch.tensor(some_ids(sum(LENGTHS), model.config.vocab_size))
-
-    def call(**changes):
-        for name, change in changes.items():
-            changes[name] = change(getattr(meta, name).clone())
-        with torch.inference_mode():
-            return model(ids, store, replace(meta, **changes))
-
-    return model, store, call
-
-
-def put(value, *at):
-    """Return a function that writes a value into a tensor."""
-
-    def change(x):
-        x[at] = value
-        return x
-
-    return change
-
-
-@needs_compiler
-@pytest.mark.parametrize("stray", [-1, NUM_BLOCKS])
-def test_a_bad_table_of_the_second_group_is_refused_by_name(step, stray):
-    _, store, call = step
-    with refused(ValueError, "1 block_table 2"):
-        call(block_table=put(stray, 1, 2, 3))
-    assert store.untouched, "all tables are checked before the first layer runs"
-    call(block_table=put(stray, 1, 1, 3))  # the second sequence has one key: what follows its block is not read
-
-
-@needs_compiler
-@pytest.mark.parametrize("stray", [-1, NUM_BLOCKS * BLOCK])
-def test_slots_of_the_second_group_outside_the_pool_are_refused(step, stray):
-    _, store, call = step
-    with refused(ValueError, f"1 {stray}"):
-        call(slot_mapping=put(stray, 1, 5))
-    assert store.untouched, "unchecked, C++ writes out of bounds"
+def put(tensor, value, *at):
+    tensor = tensor.clone()
+    tensor[at] = value
+    return tensor
 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "change, values",
+    ("change", "values"),
     [
-        (dict(slots=torch.arange(3)), "1 slot_mapping [3] [24]"),
-        (dict(slots=torch.arange(24).int()), "1 slot_mapping torch.int32"),
-        (
-            dict(block_table=torch.ones(3, 3).int()),
-            "1 2 14 block_table 12",
-        ),
-        (dict(block_table=torch.ones(2, 9).int()), "1 block_table 3"),
-        (dict(block_table=torch.ones(3, 9).long()), "1 block_table torch.int64"),
-        (dict(k=torch.zeros(9, BLOCK, 2, 16), v=torch.zeros(9, BLOCK, 2, 16)), "1 [9, 4, 2, 16]"),
+        *((lambda cache, n=n: dict(block_table=put(cache.block_table, n, 2, 3)), "1 block_table 2") for n in (-1, 40)),
+        *((lambda cache, n=n: dict(slots=put(cache.slots, n, 5)), f"1 {n}") for n in (-1, NUM_BLOCKS * BLOCK)),
+        (lambda cache: dict(slots=torch.arange(3)), "1 slot_mapping [3] [24]"),
+        (lambda cache: dict(slots=cache.slots.int()), "1 slot_mapping torch.int32"),
+        (lambda cache: dict(block_table=torch.ones(3, 3).int()), "1 2 14 block_table 12"),
+        (lambda cache: dict(block_table=torch.ones(2, 9).int()), "1 block_table 3"),
+        (lambda cache: dict(block_table=cache.block_table.long()), "1 block_table torch.int64"),
+        (lambda cache: dict(k=cache.k[:9], v=cache.v[:9], slots=torch.arange(24)), "1 [9, 4, 2, 16]"),
     ],
-    ids=["few slots", "slots in int32", "narrow table", "few rows", "table in int64", "a smaller cache"],
+    ids=[
+        *("block -1", "block 40", "slot -1", "slot 160", "few slots", "slots in int32", "narrow table", "few rows"),
+        *("table in int64", "a smaller cache"),
+    ],
 )
-def test_what_does_not_fit_one_layer_is_refused_with_its_number(step, monkeypatch, change, values):
-    _, store, call = step
-    if "k" in change:  # this layer's tables are its own
-        change = change | dict(slots=torch.arange(24))
-    caches = store.layer_caches
-
-    def changed(meta):
-        first, second, *others = caches(meta)
-        return [first, second._replace(**change), *others]
-
-    monkeypatch.setattr(store, "layer_caches", changed)
-    with refused(ValueError, values):
-        call()
+def test_what_does_not_fit_one_layer_is_refused_with_its_number(monkeypatch, change, values):
+    """All tables are checked before the first layer runs: unchecked, C++ writes out of bounds."""
+    model = packed()
+    store, ids = Grouped(model.config), torch.tensor(some_ids(sum(LENGTHS), model.config.vocab_size))
+    first, second, *others = store.layer_caches(plan(LENGTHS, LENGTHS))
+    monkeypatch.setattr(store, "layer_caches", lambda meta: [first, second._replace(**change(second)), *others])
+    with refused(ValueError, values), torch.inference_mode():
+        model(ids, store, plan(LENGTHS, LENGTHS))
     assert store.untouched
 
 
 @needs_compiler
 @pytest.mark.parametrize("count", [0, 3])
-def test_a_store_of_other_layers_is_refused(step, monkeypatch, count):
-    _, store, call = step
-    caches = store.layer_caches
-    monkeypatch.setattr(store, "layer_caches", lambda meta: caches(meta)[:count])
+def test_a_store_of_other_layers_is_refused(monkeypatch, count):
+    model = packed()
+    store = Grouped(model.config)
+    caches = store.layer_caches(plan(LENGTHS, LENGTHS))[:count]
+    monkeypatch.setattr(store, "layer_caches", lambda meta: caches)
     with refused(ValueError, f"{count} 4"):
-        call()
+        run(model, store)
     assert store.untouched
-
-
-@needs_compiler
-def test_layers_may_have_tables_of_other_widths(step, monkeypatch):
-    _, store, call = step
-    want = call()
-    caches = store.layer_caches
-    monkeypatch.setattr(
-        store,
-        "layer_caches",
-        lambda meta: [
-            cache if group else cache._replace(block_table=F.pad(cache.block_table, (0, 3)))
-            for cache, (group, _) in zip(caches(meta), PLACES, strict=True)
-        ],
-    )
-    assert torch.equal(call(), want)

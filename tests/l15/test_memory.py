@@ -76,25 +76,6 @@ def test_without_a_hit_a_request_begins_with_nothing():
     assert kv.allocator.num_free == 59, "blocks are taken when the request grows"
 
 
-def test_a_request_goes_on_behind_what_it_found():
-    kv = stored()
-    text = [*TEXT[:36], *range(70, 85)]
-    assert kv.allocate("r", text) == 36, "what was found need not be computed"
-    compute(kv, "r", text)
-    kv.free("r", text)
-    assert kv.findable(text) == 48, "its own blocks are kept behind those that it began with"
-
-
-def test_two_requests_behind_the_same_window_release_it_one_by_one():
-    kv = stored()
-    for name in ("a", "b"):
-        kv.allocate(name, [*TEXT[:36], ord(name)])
-    kv.free("a")
-    kv.check_reads("b", TEXT, 36, 36)
-    kv.free("b")
-    assert kv.num_free_blocks == 59, "nothing is held by a request that has ended"
-
-
 def test_a_place_where_a_request_began_outlives_spare_companions():
     kv = stored(num_blocks=80)
     serve(kv, "second", [*TEXT[:20], *range(60, 64)])
@@ -163,14 +144,6 @@ def test_a_chunk_sees_further_back_than_its_last_token():
     assert kv.rows("r")[1][4] != NULL, (
         "token 24, the chunk's first, sees 19 … 24: block 4 must not be freed before it ran"
     )
-
-
-def test_companions_stay_right_when_an_edge_is_split():
-    kv = stored()
-    serve(kv, "branch", [*TEXT[:18], *range(50, 70)])
-    kv.allocate("r", [*TEXT[:39], 3])
-    assert kv.hold("r").num_computed == 36
-    kv.check_reads("r", TEXT, 36, 36)
 
 
 def test_a_load_from_elsewhere_takes_only_the_last_window():

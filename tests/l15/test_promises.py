@@ -1,7 +1,7 @@
 """Lesson 15. What a request is promised: all that it will hold, and no more than a window and a step can touch."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mini_engine.assembly.engine_config import EngineConfig
@@ -92,31 +92,6 @@ def test_a_long_prompt_needs_no_more_than_a_middling_one():
     assert one.num_needed(10_000, 9_000, 2) == one.num_needed(40, 16, 2), (
         "where it stands does not matter, if it has more than a step to go"
     )
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(2, 20),
-    st.integers(1, 6),
-    st.integers(1, 12),
-    st.integers(1, 60),
-    st.lists(st.integers(1, 12), min_size=1),
-)
-def test_a_promise_is_kept_by_any_chunks(window, size, max_step, num_tokens, chunks):
-    kv, tokens = Windows(window, 2, 200, size, max_step), list(range(num_tokens))
-    kv.allocate("r", tokens)
-    start, turn = 0, 0
-    while start < num_tokens:
-        stop = min(num_tokens, start + min(max_step, chunks[turn % len(chunks)]))
-        promised = kv.memory.num_reserved("r", num_tokens)
-        missing = kv.memory.num_missing("r", stop)
-        assert missing <= promised, f"tokens {start} … {stop - 1} take {missing} blocks; promised were {promised}"
-        total = kv.hold("r").table.num_held + promised
-        kv.grow("r", stop)
-        kv.commit("r", tokens, stop)
-        now = kv.hold("r").table.num_held + kv.memory.num_reserved("r", num_tokens)
-        assert now <= total, f"after {stop} tokens it has or is promised {now} blocks, more than the {total} before"
-        start, turn = stop, turn + 1
 
 
 def test_the_cost_of_an_admission_counts_every_group_and_what_is_found():

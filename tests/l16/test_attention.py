@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mini_engine.attention.contract import Batch
-from mini_engine.latents.attention import attend_blocks, batched_attention, paged_attention, reference_attention
+from mini_engine.latents.attention import attend_blocks
 from mini_engine.latents.contract import as_it_is
 from tests.l3.new_memory import NewMemory
 from tests.l16.small import BLOCK_SIZE, HEADS, RANK, ROPE, close, over_latents, pack, pool_of, randoms, unpack
@@ -201,18 +200,3 @@ def test_no_copy_of_the_history_is_made():
         f"{new.peak // 1024} KiB were allocated at one time, and all the latents are {latents // 1024} KiB: walk over "
         "the blocks and use each where it lies"
     )
-
-
-MIXED = [(1, 9), (4, 4), (0, 5), (3, 8), (1, 1), (5, 14)]
-
-
-@pytest.mark.parametrize("kernel", [reference_attention, batched_attention, paged_attention])
-@pytest.mark.parametrize("lengths", [MIXED, [(1, 9), (1, 4), (1, 13)]], ids=["mixed", "decodes"])
-def test_every_sequence_attends_to_its_own_latents(kernel, lengths):
-    pool = pool_of(lengths)
-    q, q_rope = queries(int(pool.starts[-1]))
-    padded = [torch.cat([x, torch.full_like(x[:2], float("nan"))]) for x in (q, q_rope)]
-    out = kernel(*padded, pool.c_cache, pool.r_cache, Batch(pool.starts, pool.lens, pool.table), SCALE)
-    for rows, history in zip(pool.rows, pool.histories, strict=True):
-        close(out[rows], oracle(q[rows], q_rope[rows], *history), f"{lengths} (q_len, kv_len)")
-    assert not out[len(q) :].any(), "rows that belong to no sequence give zeros"

@@ -5,30 +5,21 @@ from collections import Counter
 import pytest
 import torch
 
+from lessons.l10_device.loop import DeviceKv, generate_on_device
+from lessons.l10_device.req_to_token import ReqToTokenPool
+from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
+from lessons.l10_device.slot_pool import SlotPool
+from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.latents import reading, store
-from tests.l16.models import (
-    FAMILIES,
-    LONG,
-    PROMPTS,
-    answered,
-    ask,
-    check_answers,
-    drain,
-    each_kernel,
-    greedy,
-    latents,
-    load,
-    model,
-    pollute,
-)
-from tests.support import refused, some_ids
+from mini_engine.kv.block_tensor import KvPool
+from mini_engine.latents import store
+from mini_engine.latents.store import LatentKv
+from tests.l16.models import FAMILIES, LONG, NEW, PROMPTS, checkpoint, latents, load, model
+from tests.support import ask, check_answers, drain, hf_greedy, hugging_face, refused, some_ids
 
 pytestmark = pytest.mark.reference
-nightly = pytest.mark.nightly
-WAYS = {"expanded": lambda config, q_len, kv_len: True, "absorbed": lambda config, q_len, kv_len: False}
 
 
 @pytest.fixture
@@ -51,58 +42,43 @@ def ways(monkeypatch):
 
 def test_what_sets_the_families_apart_changes_what_is_said():
     """Otherwise tests of these families would pass with a model that ignores it."""
-    said = [tuple(greedy(LONG, family)) for family in FAMILIES]
+    said = [tuple(hf_greedy(hugging_face(checkpoint(family)), list(LONG), NEW)) for family in FAMILIES]
     assert len(set(said)) == len(FAMILIES)
 
 
 def test_steps_in_which_some_sequences_are_expanded_and_others_absorbed(ways):
     engine, mixed = latents(chunk=16, budget=40), 0
-    requests = ask(engine)
+    requests = ask(engine, PROMPTS)
     while engine.has_unfinished:
         ways.clear()
         engine.step()
         mixed += len(ways) == 2
-    check_answers(requests, "mixed")
+    check_answers(requests, checkpoint(), "mixed")
     assert mixed >= 3, "a chunk at a prompt's beginning is expanded, decodes beside it are absorbed"
 
 
 def test_a_decode_step_expands_nothing(ways):
     engine = latents()
-    requests = ask(engine)
+    requests = ask(engine, PROMPTS)
     engine.step()
     assert ways["expanded"] == 3 * len(PROMPTS), "in each of three layers every whole prompt"
     ways.clear()
     drain(engine)
     assert set(ways) == {"absorbed"}
-    check_answers(requests, "decoded")
+    check_answers(requests, checkpoint(), "decoded")
 
 
-@pytest.mark.parametrize(
-    ("way", "piece"),
-    [("expanded", 20), ("absorbed", 1000), *(pytest.param("expanded", size, marks=nightly) for size in (1, 8, 1000))],
-)
-def test_each_way_gives_the_same_tokens_whatever_fits_at_a_time(way, piece, ways, monkeypatch):
-    monkeypatch.setattr(store, "expanding_pays", WAYS[way])
-    monkeypatch.setattr(reading, "PIECE", piece)
-    engine = latents("yarn", chunk=40, budget=64)
-    answered(engine, "cold", family="yarn")
-    answered(engine, "warm", family="yarn")
-    assert bool(ways["expanded"]) == (way == "expanded"), "this test wants one way"
-    assert ways["absorbed"], "decode steps are always absorbed"
-
-
-@each_kernel
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_reads_what_was_not_written(way, kernel, monkeypatch):
-    """The null block, where padding and the ends of tables point, is full of NaN in every step."""
-    monkeypatch.setattr(store, "expanding_pays", WAYS[way])
-    monkeypatch.setattr(reading, "PIECE", 16)
-    engine = latents(chunk=9, budget=24, kernel=kernel)
-    requests = ask(engine)
-    while engine.has_unfinished:
-        pollute(engine, 0)
-        engine.step()
-    check_answers(requests, "with NaN in the null block")
+def test_lesson_10s_loop_with_its_own_pool():
+    config, page, size = model().config, 4, 304
+    blocks = KvPool(config, size // page + 1, page, load_kernel("torch", latents=True))
+    for layer in (*blocks.K, *blocks.V):
+        layer.fill_(float("nan"))
+    table, allocator = ReqToTokenPool(len(PROMPTS), 144), TokenToKVPoolAllocator(size, page)
+    kv = DeviceKv(table, allocator, SlotPool(blocks), LatentKv(config, blocks))
+    want = [hf_greedy(hugging_face(checkpoint()), list(ids), NEW) for ids in PROMPTS]
+    for _ in range(2):
+        assert generate_on_device(model(), kv, PROMPTS, NEW) == want
+    assert allocator.available_size() == size, "all slots are free again"
 
 
 # ---------------------------------------------------------------- sizes, and what is refused

@@ -13,9 +13,7 @@ from mini_engine.latents.fast import latent_decoder
 from mini_engine.latents.model import latent_model
 from mini_engine.latents.store import LatentKv
 from mini_engine.layers import native, speed_up
-from mini_engine.layers.exchange import Exchange
-from mini_engine.layers.torch_layers import TorchModel
-from tests.l16.models import FAMILIES, PROMPTS, ask, drain, latents, load
+from tests.l16.models import FAMILIES, load
 from tests.l16.small import ROPE, SIZES, V, close, config_of, randoms
 from tests.support import some_ids
 
@@ -86,39 +84,6 @@ def test_logits_are_those_of_the_reference_layers(family, backend, dtype):
         assert torch.equal(mine.isnan(), its.isnan()), "latents are in the same slots, and nowhere else"
 
 
-@each_backend
-def test_an_engine_runs_in_half_precision(backend):
-    """Rounding may decide a token, so tokens are not compared; the logits above are."""
-    engine = latents(over=load(dtype=torch.bfloat16), backend=backend)
-    assert engine.runner.pool.K[0].dtype == torch.bfloat16
-    requests = ask(engine)
-    drain(engine)
-    assert [len(request.output_ids) for request in requests] == [10] * len(PROMPTS)
-    assert not any(request.error for request in requests)
-
-
-def test_a_model_is_made_fast_once():
-    fast = speed_up_latents(load(), "torch")
-    assert isinstance(fast.model, TorchModel) and speed_up_latents(fast, "torch") is fast
-
-
-def test_without_the_backend_the_model_is_unchanged():
-    model = load()
-    before = type(model.model.layers[0])
-    with pytest.raises(UserError, match="backend"):
-        speed_up_latents(model, "cuda")
-    assert type(model.model.layers[0]) is before
-    logits(model)
-
-
-@needs_compiler
-def test_a_tied_head_is_also_the_embedding():
-    family = "plain rotary, tied"
-    fast = speed_up_latents(load(family), "packed")
-    ids = torch.tensor([3, 150, 3])
-    assert torch.equal(fast.model.embed_tokens(ids), load(family).model.embed_tokens(ids))
-
-
 class Asked:
     """A store of one layer that notes what it is told and asked."""
 
@@ -144,28 +109,6 @@ def test_each_norm_keeps_its_own_eps(backend, q_lora_rank):
         *reversed(results), ("the layer's result", "queries", "latents", "rotary keys"), strict=True
     ):
         close(got, want, f"{what}: a norm has another one's eps")
-
-
-class Doubling(Exchange):
-    """An exchange with another process that has computed the same part of each sum."""
-
-    def all_reduce(self, x):
-        return 2 * x
-
-
-@each_backend
-def test_both_sums_of_a_layer_are_completed(backend):
-    """Twice the outputs of o and of down, as if their weights were twice as large."""
-    x, results = randoms((5, SIZES["hidden_size"]), seed=1)[0], []
-    for factor, exchange in ((2, Exchange()), (1, Doubling())):
-        model = small_model()
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.mul_(factor)
-            layer.mlp.down_proj.weight.mul_(factor)
-        layer = speed_up_latents(model, backend, exchange).model.layers[0]
-        cos, sin = torch.ones(5, ROPE), torch.zeros(5, ROPE)
-        results.append(layer(x, cos, sin, Asked(), SimpleNamespace(slot_mapping=None)))
-    close(*results[::-1], "a part of a sum went on as if it were the sum")
 
 
 def small_model(**changes):

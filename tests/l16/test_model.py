@@ -8,7 +8,7 @@ import torch
 from mini_engine.checkpoint.config import RopeScaling
 from mini_engine.latents.model import LatentAttention, latent_model, rotate_end
 from mini_engine.model.layers import RMSNorm
-from mini_engine.model.rope import RotaryEmbedding, apply_rope
+from mini_engine.model.rope import RotaryEmbedding
 from tests.l16.small import HEADS, NOPE, RANK, ROPE, SIZES, V, attention, close, config_of, randoms
 
 LAYER = 1
@@ -220,17 +220,6 @@ def test_it_computes_what_hugging_face_computes(family):
     close(torch.cat(store.c)[:, 0], cache.c[0, 0], f"{family}: transformers caches these latents")
     close(torch.cat(store.r)[:, 0], cache.r[0, 0], f"{family}: transformers caches these rotary keys")
     close(out, want[0], f"{family}: five tokens, then two behind them, give the outputs of transformers")
-
-
-@both_ropes
-def test_only_the_end_is_rotated_and_pairs_keep_their_products(rope_interleave):
-    config, (x, y) = config_of(rope_interleave=rope_interleave), randoms((5, HEADS, 10), (5, HEADS, 10))
-    cos, sin = RotaryEmbedding(config)(torch.tensor([0, 3, 4, 9, 10]), x.dtype)
-    a, b = (rotate_end(each, cos, sin, config) for each in (x, y))
-    assert torch.equal(a[..., :NOPE], x[..., :NOPE])
-    close(torch.linalg.vecdot(a, b), torch.linalg.vecdot(x, y), "two vectors at one position: the product stays")
-    if not rope_interleave:
-        assert torch.equal(a[..., NOPE:], apply_rope(x[..., NOPE:], cos, sin))
 
 
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=512)

@@ -14,7 +14,6 @@ from mini_engine.latents.reading import (
 )
 from tests.l16.loops import loops
 from tests.l16.small import (
-    BLOCK_SIZE,
     HEADS,
     NOPE,
     RANK,
@@ -25,10 +24,8 @@ from tests.l16.small import (
     config_of,
     keys_and_values,
     over_latents,
-    pack,
     pool_of,
     randoms,
-    unpack,
 )
 
 CONFIG = config_of()
@@ -240,29 +237,6 @@ def test_expanded_attention_by_pieces(piece, q_len, kv_len, monkeypatch):
     want = attention(q, *pool.histories[0], kv_b, CONFIG.attention_scale)
     behind = f"{q_len} queries over {kv_len} latents, expanded {piece} at a time"
     close(out, want, f"{behind}: every piece has its own keys, at their own positions")
-
-
-def test_a_piece_is_whole_blocks(monkeypatch):
-    monkeypatch.setattr(reading, "PIECE", BLOCK_SIZE - 1)
-    test_expanded_attention_by_pieces(BLOCK_SIZE - 1, 6, 22, monkeypatch)
-
-
-def test_rows_are_widened_before_they_are_expanded():
-    def packed(x, dim, dtype):
-        return pack(x.nan_to_num())
-
-    pool, [q], kv_b = pool_of([(5, 9)], pack=packed), randoms((5, HEADS, NOPE + ROPE), seed=4), latents()[2]
-    out = expanded_attention(q, (pool.c_cache, pool.r_cache), pool.table[0], 9, kv_b, CONFIG, unpack)
-    c, r = (unpack(pack(x), x.shape[1]) for x in pool.histories[0])
-    close(out, attention(q, c, r, kv_b, CONFIG.attention_scale), "of rows, the vectors that they stand for")
-
-
-@pytest.mark.parametrize("q_len, kv_len", [(1, 30), (30, 30), (7, 30)])
-def test_expanded_and_absorbed_agree(q_len, kv_len):
-    pool, [q], kv_b = pool_of([(q_len, kv_len)]), randoms((q_len, HEADS, NOPE + ROPE), seed=4), latents()[2]
-    expanded = expanded_attention(q, (pool.c_cache, pool.r_cache), pool.table[0], kv_len, kv_b, CONFIG)
-    absorbed = absorbed_attention(q, kv_b, CONFIG, kernel_over(*pool.histories[0]))
-    close(expanded, absorbed, f"{q_len} queries over {kv_len} latents, read in both ways")
 
 
 def test_where_both_ways_take_as_much_nothing_is_expanded():

@@ -28,6 +28,7 @@ from tests.l16.small import (
     same,
     unpack,
 )
+from tests.support import must_raise
 
 task = pytest.mark.task(6)
 CONFIG = config_of()
@@ -254,6 +255,18 @@ def test_both_ways_give_one_answer(lengths, monkeypatch):
         close(out, torch.cat(want), f"{lengths} (q_len, kv_len), {way}")
 
 
+WRONG_SHAPES = [
+    ((2, 1, ROPE), (2, 1, RANK)),  # the two exchanged
+    ((2, 1, RANK), (2, 1, RANK)),
+    ((2, 1, ROPE), (2, 1, ROPE)),
+    ((3, 1, RANK), (2, 1, ROPE)),
+    ((2, 1, RANK), (3, 1, ROPE)),
+    ((2, RANK), (2, ROPE)),
+    ((2, 4, RANK), (2, 4, ROPE)),
+    ((2, 1, RANK), (1, 1, ROPE)),  # which torch would repeat
+]
+
+
 def test_latents_and_rotary_keys_are_written_into_their_slots():
     paged = KvPool(CONFIG, 4, BLOCK_SIZE, LatentKernel("reference", reference_attention))
     assert list(paged.K[LAYER].shape) == [4, BLOCK_SIZE, 1, RANK], "K holds latents"
@@ -263,5 +276,12 @@ def test_latents_and_rotary_keys_are_written_into_their_slots():
     assert torch.equal(paged.K[LAYER].flatten(0, 1)[[5, 6, 11]], c)
     assert torch.equal(paged.V[LAYER].flatten(0, 1)[[5, 6, 11]], r)
     assert kv.bytes == 2 * 4 * BLOCK_SIZE * (RANK + ROPE) * 4, "of a token, a latent and a rotary key in each layer"
-    with pytest.raises(ValueError):
-        kv.set_kv(LAYER, torch.tensor([5, 6, 11]), r, c)
+    before = [
+        layer.view(torch.int32).clone() for layer in (paged.K[LAYER], paged.V[LAYER])
+    ]  # unwritten slots may be NaN
+    for c, r in WRONG_SHAPES:
+        with must_raise(ValueError, f"latents of {c} and rotary keys of {r}: each has a shape of its own") as caught:
+            kv.set_kv(LAYER, torch.tensor([5, 6]), torch.ones(c), torch.ones(r))
+        assert f"{(2, 1, RANK)} and {(2, 1, ROPE)}" in str(caught.value), "it says what both must be"
+    now = [layer.view(torch.int32) for layer in (paged.K[LAYER], paged.V[LAYER])]
+    assert all(map(torch.equal, now, before)), "nothing was written"
