@@ -20,7 +20,6 @@ import pytest
 from mini_engine.base.errors import UserError
 from mini_engine.handover import workers
 from mini_engine.handover.opening import workers_of
-from tests.l18.ends import WAIT_SECONDS, deadline, is_alive, wait_for, wait_until_gone
 from tests.l19.ends import (
     PROMPTS,
     SIGNALS,
@@ -35,13 +34,11 @@ from tests.l19.ends import (
     expected,
     receiving,
 )
+from tests.processes import WAIT_SECONDS, deadline, is_alive, posix, state_of, wait_for, wait_until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 nightly = pytest.mark.nightly
-pytestmark = [
-    pytest.mark.reference,  # about the engine, not about a task
-    pytest.mark.skipif(sys.platform == "win32", reason="sends signals, the POSIX way"),
-]
+pytestmark = [pytest.mark.reference, posix]  # about the engine, not about a task
 PATIENCE = 3 * WAIT_SECONDS
 SENDER_POINTS = ["asked", "copying", "copied", "filled", "ending", "cancelled"]
 RECEIVER_POINTS = ["asked", "filled", "copying", "cancelled"]
@@ -50,12 +47,10 @@ RECEIVER_POINTS = ["asked", "filled", "copying", "cancelled"]
 @pytest.fixture(autouse=True)
 def no_traces():
     """Shared memory has no names, so nothing of it is left, however processes end."""
-    shared = Path("/dev/shm")
-    before = {path.name for path in shared.iterdir()} if shared.is_dir() else set()
+    before = set(Path("/dev/shm").glob("pym-*"))
     with deadline(PATIENCE):
         yield
-    left = {path.name for path in shared.iterdir() if path.name.startswith("pym-")} if shared.is_dir() else set()
-    assert left <= before
+    assert set(Path("/dev/shm").glob("pym-*")) <= before
 
 
 @contextmanager
@@ -229,15 +224,10 @@ def test_a_worker_ends_when_its_receiver_is_killed(when):
 @pytest.mark.parametrize("when", RECEIVER_POINTS)
 def test_a_receiver_that_was_stopped_goes_on(when):
     with receiver(when, "SIGSTOP") as (process, worker):
-        wait_for("the receiver stands still", lambda: is_stopped(process.pid))
+        wait_for("the receiver stands still", lambda: state_of(process.pid) == "T")
         time.sleep(7)  # longer than a worker may be silent
         assert is_alive(worker), "its receiver lives"
         os.kill(process.pid, signal.SIGCONT)
         out, err = process.communicate(timeout=WAIT_SECONDS)
         assert process.returncode == 0, err
         assert json.loads(out) == [expected("pocket", prompt) for prompt in PROMPTS]
-
-
-def is_stopped(pid):
-    state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, encoding="utf-8").stdout
-    return state.startswith("T")

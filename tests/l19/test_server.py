@@ -3,12 +3,9 @@
 import asyncio
 import os
 import signal
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +14,6 @@ pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
 from prometheus_client import generate_latest
 
-from mini_engine.__main__ import main
 from mini_engine.assembly.llm import LLM
 from mini_engine.distributed.restart import Restart
 from mini_engine.engine.sampling_params import SamplingParams
@@ -31,10 +27,9 @@ from mini_engine.server.metrics import Metrics, TierMetrics
 from mini_engine.server.server_config import ServerConfig
 from tests.l7.service import PATIENCE, Service, Unwritten, exchange, read_answer
 from tests.l7.test_drain import Process, serving
+from tests.processes import is_alive, posix, spawned_by
 
 nightly = pytest.mark.nightly
-needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGSTOP and no SIGHUP")
-needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="finds the workers' processes in /proc")
 pytestmark = pytest.mark.reference  # no task is about this
 
 OPTIONS = {"num_blocks": 400, "block_size": 8, "handover_min_tokens": 0}
@@ -143,7 +138,7 @@ def handover():
 # Answers
 
 
-@pytest.mark.nightly
+@nightly
 def test_answers_are_those_of_one_process_and_metrics_say_what_was_handed_over(handover: Handover, expected):
     found = tokens_of(ask_all(handover, [*SHORT, *MANY]))
     assert found == [expected[tuple(prompt)] for prompt in (*SHORT, *MANY)], "streamed side by side"
@@ -157,7 +152,7 @@ def test_answers_are_those_of_one_process_and_metrics_say_what_was_handed_over(h
 
 
 @nightly
-@needs_signals
+@posix
 def test_answers_go_on_while_a_worker_does_nothing(handover: Handover, expected):
     prompt = [7, *range(900, 1000)]
     os.kill(handover.handle.process.pid, signal.SIGSTOP)
@@ -177,7 +172,7 @@ def test_answers_go_on_while_a_worker_does_nothing(handover: Handover, expected)
 
 
 @nightly
-@needs_signals
+@posix
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_a_client_that_leaves_frees_both_sides(handover: Handover, is_streamed):
     before, pid = handover.event("cancelled"), handover.handle.process.pid
@@ -199,7 +194,7 @@ def test_a_client_that_leaves_frees_both_sides(handover: Handover, is_streamed):
 
 
 @nightly
-@needs_signals
+@posix
 def test_a_worker_killed_in_the_middle_of_a_request_is_not_noticed_by_the_client(handover: Handover, expected):
     before = {name: handover.event(name) for name in ("losses", "fallbacks")}
     handle = handover.handle
@@ -245,18 +240,18 @@ def no_engine(block, say):
 
 
 @nightly
-@needs_proc
+@posix
 def test_sighup_replaces_all_workers_and_no_request_fails(expected):
     options = ("--num-blocks", "400", "--block-size", "8", "--handover-min-tokens", "0", "--grace-seconds", "30")
     with serving("--prefill-workers", "2", *options) as server:
-        before = workers_below(server.process.pid)
+        before = set(spawned_by(server.process.pid))
         assert len(before) == 2
 
         async def scene():
             server.process.send_signal(signal.SIGHUP)
             server.process.send_signal(signal.SIGHUP)  # does nothing: a restart is under way
             found, salts = [], iter(range(10**6))
-            while not before.isdisjoint(workers_below(server.process.pid)):
+            while not before.isdisjoint(spawned_by(server.process.pid)):
                 asks = [exchange(server, asked(prompt, cache_salt=str(next(salts)))) for prompt in MANY[::2]]
                 found += zip(MANY[::2], await asyncio.gather(*asks), strict=True)
             return found
@@ -266,9 +261,8 @@ def test_sighup_replaces_all_workers_and_no_request_fails(expected):
         assert len(found) >= 4
         wrong = [prompt for prompt, (status, text) in found if (status, tokens(text)) != expected[tuple(prompt)]]
         assert not wrong, "every request was answered, by an old worker, a new one, or the server itself"
-        after = workers_below(server.process.pid)
+        after = set(spawned_by(server.process.pid))
         assert len(after) == 2 and before.isdisjoint(after)
-        before = set(after)
         counts = events(asyncio.run(metrics(server)))
         assert counts["losses"] == 0 and counts["transfers"] > 0
         check_drain(server, after, expected)
@@ -298,7 +292,7 @@ def check_drain(server: Process, workers: set[int], expected) -> None:
     assert [(status, tokens(text)) for status, text in found] == [expected[tuple(prompt)] for prompt in MANY]
     code, errors = server.end()
     assert (code, errors) == (0, "")
-    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()], "no worker outlives its server"
+    assert not any(map(is_alive, workers)), "no worker outlives its server"
 
 
 async def metrics(server: Process) -> str:
@@ -315,47 +309,8 @@ async def get(server: Process, path: str) -> str:
     return text
 
 
-def workers_below(parent: int) -> set[int]:
-    """Return the processes that a process has spawned and that run."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, above, *_ = (folder / "stat").read_text(encoding="utf-8").rsplit(") ", 1)[1].split()
-            command = (folder / "cmdline").read_bytes()
-        except (OSError, IndexError):  # it has just ended
-            continue
-        if int(above) == parent and state != "Z" and b"spawn_main" in command:
-            found.add(int(folder.name))
-    return found
-
-
 @nightly
-@needs_proc
-def test_no_worker_outlives_a_server_that_is_killed():
-    with serving("--prefill-workers", "1") as server:
-        workers = workers_below(server.process.pid)
-        server.process.kill()
-        server.process.wait()
-        deadline = time.monotonic() + PATIENCE
-        while any(Path(f"/proc/{pid}").exists() for pid in workers):
-            assert time.monotonic() < deadline, "a worker ends with the process that it computes for"
-            time.sleep(0.05)
-    assert len(workers) == 1
-
-
-# The command
-
-
-def test_the_commands_say_what_the_options_do(capsys):
-    with pytest.raises(SystemExit):
-        main(["serve", "--help"])
-    found = capsys.readouterr().out
-    for option in ("--prefill-workers N", "--handover-bytes N", "--handover-min-tokens N"):
-        assert option in found
-
-
-@nightly
-@needs_proc
+@posix
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'distributed'")
 def test_each_replica_has_workers_of_its_own(expected):
     from tests.l13.fleet_server import FleetServer
@@ -365,10 +320,7 @@ def test_each_replica_has_workers_of_its_own(expected):
         server.wait_until_all_alive()
         assert tokens_of(ask_all(server, MANY)) == [expected[tuple(prompt)] for prompt in MANY]
         server.wait_for("both replicas' processes are named", lambda: len(server.replica_pids()) == 2)
-        workers = [workers_below(replica) for replica in server.replica_pids()]
+        workers = [spawned_by(replica) for replica in server.replica_pids()]
         assert [len(each) for each in workers] == [1, 1]
         assert set(server.by_replica("tier_events_total", tier="prefill", event="transfers")) == {"0", "1"}
-    server.wait_for(
-        "no worker outlives its server",
-        lambda: not any(Path(f"/proc/{pid}").exists() for each in workers for pid in each),
-    )
+    server.wait_for("no worker outlives its server", lambda: not any(is_alive(pid) for each in workers for pid in each))
