@@ -3,6 +3,7 @@
 Protects the claim that all tokens are equal: no failed, hanging or missing script may look like a success.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -255,3 +256,14 @@ def test_help_needs_no_torch():
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom scripts import smoke_all\n{program}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0 and "--only" in done.stdout, done.stderr
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "scripts").glob("l*_smoke.py")))
+def test_bad_arguments_of_a_smoke_script_exit_2_with_one_line(script, capsys):
+    try:
+        code = importlib.import_module(f"scripts.{script}").main(["--nonsense"])
+    except SystemExit as stop:
+        code = stop.code
+    err = capsys.readouterr().err
+    assert code == 2 and "--nonsense" in err and len(err.strip().splitlines()) == 1, err

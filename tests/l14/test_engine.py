@@ -7,9 +7,7 @@ import torch
 
 from mini_engine.engine.grammar import Anything
 from mini_engine.engine.request import FinishReason
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk
-from mini_engine.kv.manager import KvCacheManager
 from mini_engine.speculation.options import Speculation
 from tests.l14.toys import (
     ANY_LOAD,
@@ -93,39 +91,6 @@ def test_an_end_token_among_accepted_guesses_ends_the_answer(at):
     assert not held(engine)
     cached = engine.scheduler.manager.coordinator.prefixes.tree.num_blocks
     assert cached == request.num_computed_tokens // 4, "the tree has the whole blocks before the end token, no more"
-
-
-def test_rejected_kv_gives_its_blocks_back_at_once():
-    engine = engine_of(cycle(), Speculation(16, max_rows=ANY_LOAD), Always(wrong), manager=KvCacheManager)
-    request = engine.add_request("a", PROMPT, greedy(30))
-    while engine.has_unfinished:
-        engine.step()
-        if not request.is_finished:
-            table = engine.scheduler.manager.tables["a"]
-            assert table.num_tokens == request.num_computed_tokens, "the table still counts rejected tokens"
-            assert len(table.blocks) == -(-request.num_computed_tokens // 4), "a block of rejected KV is still held"
-    assert request.output_ids == answers(plain_engine(cycle()), [PROMPT], greedy(30))[0]
-
-
-@pytest.mark.parametrize("drafter", [Always(right), Always(wrong)], ids=["right", "wrong"])
-def test_the_tree_learns_only_tokens_of_the_answer(drafter):
-    engine = engine_of(cycle(), drafter=drafter)
-    request = engine.add_request("a", PROMPT, greedy(21))
-    drain(engine)
-    manager = engine.scheduler.manager
-    found = manager.coordinator.prefixes.tree.peek(request.token_ids).num_tokens
-    assert found == (len(request.token_ids) - 1) // 4 * 4, "all whole blocks with KV are found again"
-    assert manager.coordinator.prefixes.tree.num_blocks == found // 4, (
-        "the tree has blocks of tokens that no answer contains"
-    )
-
-
-def test_a_second_question_behind_a_cached_answer_is_right():
-    engine = engine_of(cycle(), drafter=Always(lambda r, n: [*right(r, n)[:1], 9, 9, 9]))
-    first = answers(engine, [PROMPT], greedy(14))[0]
-    asked = [*PROMPT, *first, 2]
-    want = answers(plain_engine(cycle()), [asked], greedy(9))
-    assert answers(engine, [asked], greedy(9)) == want
 
 
 def test_no_step_is_larger_than_its_budget():
@@ -216,20 +181,6 @@ def test_guesses_take_no_block_that_is_promised(num_blocks):
     assert (long.output_ids, long.error) == ([1, 2], None), "a chunk that samples nothing beside one with guesses"
 
 
-def test_an_abort_during_the_step_drops_the_guesses():
-    for name in "ab":
-        engine = engine_of(cycle(), drafter=Always(right))
-        requests = {other: engine.add_request(other, PROMPT, greedy(20)) for other in "ab"}
-        engine.step()
-        engine.runner.during = lambda engine=engine, name=name: engine.abort(name)
-        engine.step()
-        engine.runner.during = lambda: None
-        drain(engine)
-        [other] = set("ab") - {name}
-        assert requests[other].output_ids == [4, 1, 2, 3] * 5, "tokens of the aborted request went to its neighbour"
-        assert len(requests[name].output_ids) == 1 and not held(engine)
-
-
 def test_a_step_that_fails_leaves_nothing_behind():
     engine = engine_of(cycle(), drafter=Always(right))
     first = engine.add_request("a", PROMPT, greedy(20))
@@ -243,13 +194,6 @@ def test_a_step_that_fails_leaves_nothing_behind():
     engine.runner.during = lambda: None
     assert first.finish_reason == FinishReason.ERROR and not held(engine)
     assert answers(engine, [PROMPT], greedy(8)) == [[4, 1, 2, 3] * 2]
-
-
-def test_a_drafter_may_return_nothing_or_too_little():
-    engine = engine_of(
-        cycle(), drafter=Always(lambda request, count: right(request, count)[: len(request.output_ids) % 3])
-    )
-    assert answers(engine, [PROMPT] * 3, greedy(20)) == [[4, 1, 2, 3] * 5] * 3
 
 
 @pytest.mark.parametrize("drafter", [Always(right), Always(wrong), Always(lambda r, n: [*right(r, n)[:2], 9, 9][:n])])
@@ -269,21 +213,6 @@ def test_log_probabilities_of_a_prompt_are_computed_beside_guesses(drafter):
         found.append([(r.output_ids, r.logprobs, r.prompt_logprobs) for r in requests])
     assert found[0] == found[1]
     assert beside > 0, "no guess was verified beside the prompt's chunks"
-
-
-def test_cached_prefixes_are_evicted_for_guesses_only_if_nothing_else_is_promised_them():
-    engine = engine_of(cycle(), drafter=Always(wrong), num_blocks=9)
-    for start in range(1, 5):
-        assert len(answers(engine, [[start, 2, 3, 4, 1]], greedy(20))[0]) == 20
-    manager = engine.scheduler.manager
-    assert sum(manager.blocks_by_state) == manager.num_usable_blocks
-
-
-def test_seeded_requests_of_one_prompt_differ_and_repeat():
-    logits = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(2))
-    params = [SamplingParams(max_tokens=12, seed=seed, ignore_eos=True) for seed in (1, 2, 1)]
-    first, second, third = answers(engine_of(logits), [[1, 2, 1, 2]] * 3, params)
-    assert first == third != second
 
 
 # ---------------------------------------------------------------- what fails beside guesses

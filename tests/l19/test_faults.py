@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from mini_engine.base.errors import UserError
-from mini_engine.handover import workers
 from mini_engine.handover.opening import workers_of
 from tests.l19.ends import (
     PROMPTS,
@@ -119,26 +117,6 @@ def test_one_of_two_workers_is_lost(tmp_path):
         assert answers(engine) == [expected("pocket", prompt) for prompt in PROMPTS]
         wait_for("a third worker is ready", lambda: sorted(workers_of(engine).handles)[-1] == 3)
         assert len(workers_of(engine).handles) == 2
-        check_nothing_is_held(engine)
-
-
-@nightly
-def test_a_worker_that_always_dies_is_replaced_after_a_pause(tmp_path, monkeypatch):
-    """Each one gets a marker of its own by deleting the last one."""
-    monkeypatch.setattr(workers, "FIRST_PAUSE", 60.0)
-    marker = tmp_path / "marker"
-    with faulty("copied", "killed", marker) as engine:
-        for number in (1, 2, 3):
-            prompt = PROMPTS[2][number:]
-            assert answers(engine, [prompt], name=f"{number}-") == [expected("pocket", prompt)]
-            marker.unlink()
-            if number < 3:
-                wait_for("another worker is ready", lambda n=number: list(workers_of(engine).handles) == [n + 1])
-        threads = lambda: {thread.name for thread in threading.enumerate()}  # noqa: E731
-        wait_for("the third loss is dealt with", lambda: "prefill-3" not in threads())
-        assert not workers_of(engine).handles and events(engine)["losses"] == 3
-        assert workers_of(engine).num_away == 1 and "prefill-start" in threads(), "after three losses in a row it waits"
-        assert answers(engine, [PROMPTS[0]], name="here") == [expected("pocket", PROMPTS[0])], "computed here"
         check_nothing_is_held(engine)
 
 

@@ -1,9 +1,11 @@
-"""Lesson 19. Prefill workers behind the server: answers, clients that leave, workers that die, restarts, the drain."""
+"""Lesson 19. Prefill workers behind the server: answers, metrics, restarts, the drain.
+
+`test_faults.py` has workers that die and requests that are aborted.
+"""
 
 import asyncio
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -15,7 +17,6 @@ pytest.importorskip("fastapi", reason="needs the extra 'server'")
 from prometheus_client import generate_latest
 
 from mini_engine.assembly.llm import LLM
-from mini_engine.distributed.restart import Restart
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import EngineWorker
 from mini_engine.handover.opening import workers_of
@@ -40,23 +41,17 @@ EVENTS = {"transfers", "tokens", "bytes", "milliseconds", "cancelled", "fallback
 
 
 def asked(prompt, **more):
-    return (
-        {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
-        | {"return_token_ids": True}
-        | more
-    )
+    fixed = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True}
+    return fixed | {"prompt": prompt} | more
 
 
 class Handover(Service):
     """A server in this process around the pocket model, with one prefill worker."""
 
-    def __init__(self, **options) -> None:
-        self.options = OPTIONS | {"prefill_workers": 1} | options
-
     def __enter__(self) -> "Handover":
         with ExitStack() as stack:
             self.unwritten = stack.enter_context(Unwritten())
-            self.llm = stack.enter_context(LLM(dtype="float32", device="cpu", **self.options))
+            self.llm = stack.enter_context(LLM(dtype="float32", device="cpu", prefill_workers=1, **OPTIONS))
             self.engine, self.metrics = self.llm.engine, Metrics()
             self.config = ServerConfig("pocket")
             self.worker = stack.enter_context(EngineWorker(self.engine, self.llm.tokenizer, 256, self.metrics))
@@ -81,10 +76,6 @@ class Handover(Service):
     def states(self) -> set[State]:
         """The states of all buffers."""
         return set(self.workers.transfers.buffers.states)
-
-    def event(self, name: str) -> int:
-        """A count of /metrics."""
-        return events(self.get("/metrics").body)[name]
 
     def check_nothing_is_left(self) -> None:
         """Wait until no block and no buffer is in use, on either side."""
@@ -166,77 +157,6 @@ def test_answers_go_on_while_a_worker_does_nothing(handover: Handover, expected)
     finally:
         os.kill(handover.handle.process.pid, signal.SIGCONT)
     handover.check_nothing_is_left()
-
-
-# Clients that leave
-
-
-@nightly
-@posix
-@pytest.mark.parametrize("is_streamed", [True, False])
-def test_a_client_that_leaves_frees_both_sides(handover: Handover, is_streamed):
-    before, pid = handover.event("cancelled"), handover.handle.process.pid
-    os.kill(pid, signal.SIGSTOP)  # so the prompt is still on its way when the client leaves
-    try:
-        with handover.connect(asked([8 + is_streamed, *range(900, 1000)], stream=is_streamed)):
-            handover.wait_until("the prompt is on its way", lambda: State.LENT in handover.states)
-        handover.wait_until_idle()
-        handover.wait_until("the worker owes the buffers", lambda: State.OWED in handover.states)
-        assert State.LENT not in handover.states
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    handover.check_nothing_is_left()
-    assert handover.event("cancelled") == before + 1
-    assert handover.handle.process.pid == pid, "the worker was not replaced"
-
-
-# Workers that die
-
-
-@nightly
-@posix
-def test_a_worker_killed_in_the_middle_of_a_request_is_not_noticed_by_the_client(handover: Handover, expected):
-    before = {name: handover.event(name) for name in ("losses", "fallbacks")}
-    handle = handover.handle
-    os.kill(handle.process.pid, signal.SIGSTOP)
-    prompt = MANY[-1]
-    with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(ask_all, handover, [prompt], cache_salt="killed")
-        handover.wait_until("the prompt is on its way", lambda: State.LENT in handover.states)
-        os.kill(handle.process.pid, signal.SIGKILL)
-        assert tokens_of(answer.result()) == [expected[tuple(prompt)]]
-    assert handover.get("/health").status == 200
-    assert {name: handover.event(name) for name in before} == {name: count + 1 for name, count in before.items()}
-    handover.wait_until("another worker takes its place", lambda: handle.number not in handover.workers.handles)
-    handover.wait_until("it is ready", lambda: len(handover.workers.handles) == 1)
-    transfers = handover.event("transfers")
-    assert tokens_of(ask_all(handover, [MANY[-2]], cache_salt="new")) == [expected[tuple(MANY[-2])]]
-    assert handover.event("transfers") == transfers + 1, "the new worker computes prompts"
-    handover.check_nothing_is_left()
-
-
-# Rolling restarts
-
-
-@nightly
-def test_workers_that_cannot_be_replaced_stay(handover: Handover, expected, caplog, monkeypatch):
-    handles = dict(handover.workers.handles)
-    assert len(handles) == 1
-    monkeypatch.setattr(handover.workers, "build", no_engine)
-    restart = Restart(handover.workers.replace_all, "all prefill workers")
-    restart.begin()
-    assert restart.running.locked()
-    restart.begin()  # does nothing
-    assert restart.running.acquire(timeout=PATIENCE), "the restart has ended"
-    assert handover.workers.handles == handles, "the old worker goes on"
-    [said] = [record.getMessage() for record in caplog.records if record.name == "mini_engine.distributed.restart"]
-    assert "no memory is left" in said and "\n" not in said
-    assert tokens_of(ask_all(handover, [SHORT[2]])) == [expected[tuple(SHORT[2])]]
-
-
-def no_engine(block, say):
-    """What a worker's process runs in the test above."""
-    raise MemoryError("no memory is left for a worker")
 
 
 @nightly
