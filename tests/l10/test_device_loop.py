@@ -66,16 +66,10 @@ def test_a_recorded_loop_gives_the_same_tokens():
     model, hf = both(FAMILY)
 
     kv, prompts = device_kv(model.config, kernel=recordable), prompts_of(model.config)
-    tape = TapeCapture()
-    got = generate_on_device(model, kv, prompts, NEW, capture=tape)
-    assert got == [hf_greedy(hf, prompt, NEW) for prompt in prompts] and tape.runs == 2
-
-
-def test_one_replay_for_each_token_after_the_first():
-    model = both(FAMILY)[0]
-    counting = Counting()
-    generate_on_device(model, device_kv(model.config), prompts_of(model.config), NEW, capture=counting)
-    assert counting.captured == 1 and len(counting.replayed) == NEW - 1
+    counting = Counting(TapeCapture())
+    got = generate_on_device(model, kv, prompts, NEW, capture=counting)
+    assert got == [hf_greedy(hf, prompt, NEW) for prompt in prompts]
+    assert counting.captured == 1 and len(counting.replayed) == NEW - 1, "a replay for each token after the first"
 
 
 def test_an_answer_is_cut_behind_its_stop_token():

@@ -38,29 +38,33 @@ def held(engine):
     return engine.scheduler.manager.blocks_by_state.held
 
 
+def guessing(names, max_tokens, guess=right, speculation=None, **limits):
+    """Return an engine that guesses, with a request of each name that has not begun."""
+    engine = engine_of(cycle(), speculation, Always(guess), **limits)
+    for name in names:
+        engine.add_request(name, PROMPT, greedy(max_tokens))
+    return engine
+
+
+def drafted(stats):
+    return [one.num_drafted for one in stats]
+
+
 def test_right_guesses_save_steps():
-    engine = engine_of(cycle(), drafter=Always(right))
-    request = engine.add_request("a", PROMPT, greedy(24))
+    engine = guessing("a", 24)
+    [request] = engine.scheduler.waiting
     stats = drain(engine)
     assert request.output_ids == [4, 1, 2, 3] * 6
     assert len(stats) == 4, "a prefill, and then steps of 5, 9 and 9 tokens, with 4, 8 and 8 guesses"
 
 
 def test_the_statistics_count_guesses_and_accepted_ones():
-    stats = [
-        (one.num_drafted, one.num_accepted) for one in run_stats(Always(lambda r, n: [*right(r, n)[:2], 9, 9][:n]))
-    ]
-    assert stats[:3] == [(0, 0), (4, 2), (3, 2)]
-
-
-def run_stats(drafter):
-    engine = engine_of(cycle(), drafter=drafter)
-    engine.add_request("a", PROMPT, greedy(12))
-    return drain(engine)
+    stats = drain(guessing("a", 12, lambda request, count: [*right(request, count)[:2], 9, 9][:count]))
+    assert [(one.num_drafted, one.num_accepted) for one in stats[:3]] == [(0, 0), (4, 2), (3, 2)]
 
 
 def test_a_decoding_request_counts_once_however_many_rows_it_has():
-    assert {one.decode_tokens for one in run_stats(Always(right))[1:]} == {1}
+    assert {one.decode_tokens for one in drain(guessing("a", 12))[1:]} == {1}
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))
@@ -94,9 +98,7 @@ def test_an_end_token_among_accepted_guesses_ends_the_answer(at):
 
 
 def test_no_step_is_larger_than_its_budget():
-    engine = engine_of(cycle(), drafter=Always(right), max_num_seqs=4, max_num_batched_tokens=9)
-    for name in "abcd":
-        engine.add_request(name, PROMPT, greedy(20))
+    engine = guessing("abcd", 20, max_num_seqs=4, max_num_batched_tokens=9)
     while engine.has_unfinished:
         stats = engine.step().stats
         fed = stats.prefill_tokens + stats.decode_tokens + stats.num_drafted
@@ -104,16 +106,12 @@ def test_no_step_is_larger_than_its_budget():
 
 
 def test_the_last_token_of_the_budget_is_used():
-    engine = engine_of(cycle(), drafter=Always(right), max_num_seqs=2, max_num_batched_tokens=10)
-    for name in "ab":
-        engine.add_request(name, PROMPT, greedy(20))
-    _, first, *_ = [one.num_drafted for one in drain(engine)]
+    _, first, *_ = drafted(drain(guessing("ab", 20, max_num_seqs=2, max_num_batched_tokens=10)))
     assert first == 2 * 4, "2 tokens and 4 guesses for each request fit into a step of 10 tokens"
 
 
 def test_prompts_come_before_guesses():
-    engine = engine_of(cycle(), drafter=Always(right), max_num_seqs=4, max_num_batched_tokens=8)
-    engine.add_request("a", PROMPT, greedy(20))
+    engine = guessing("a", 20, max_num_seqs=4, max_num_batched_tokens=8)
     engine.step()
     engine.add_request("b", [1, 2, 3, 4] * 10, greedy(4))
     stats = engine.step().stats
@@ -121,33 +119,25 @@ def test_prompts_come_before_guesses():
 
 
 def test_a_busy_engine_guesses_nothing():
-    engine = engine_of(cycle(), Speculation(8, max_rows=8), Always(right), num_blocks=200)
-    for name in range(5):
-        engine.add_request(str(name), PROMPT, greedy(20))
-    assert sum(one.num_drafted for one in drain(engine)) == 0, "with 5 requests and 8 rows no row is free"
+    engine = guessing("abcde", 20, speculation=Speculation(8, max_rows=8), num_blocks=200)
+    assert sum(drafted(drain(engine))) == 0, "with 5 requests and 8 rows no row is free"
     engine.add_request("alone", PROMPT, greedy(20))
-    assert sum(one.num_drafted for one in drain(engine)) > 0
+    assert sum(drafted(drain(engine))) > 0
 
 
 def test_the_last_free_rows_are_used():
-    engine = engine_of(cycle(), Speculation(8, max_rows=8), Always(right), num_blocks=200)
-    for name in "abcd":
-        engine.add_request(name, PROMPT, greedy(20))
-    most = max(one.num_drafted for one in drain(engine))
+    most = max(drafted(drain(guessing("abcd", 20, speculation=Speculation(8, max_rows=8), num_blocks=200))))
     assert most >= 4, f"4 requests and 8 rows: a guess for each, and no step had more than {most}"
 
 
 def test_the_last_free_block_is_used():
-    engine = engine_of(cycle(), drafter=Always(right), num_blocks=1 + 2)
-    engine.add_request("a", PROMPT, greedy(6))
-    counts = [(one.num_drafted, one.num_accepted) for one in drain(engine)]
+    counts = [(one.num_drafted, one.num_accepted) for one in drain(guessing("a", 6, num_blocks=1 + 2))]
     assert counts == [(0, 0), (4, 4)], "the prompt and 5 tokens of the answer fit into 2 blocks exactly, guesses too"
 
 
 def test_a_drafter_is_asked_for_what_there_is_room_for_and_not_if_there_is_none():
     asked = []
-    engine = engine_of(cycle(), drafter=Always(lambda request, count: asked.append(count) or right(request, count)))
-    engine.add_request("a", PROMPT, greedy(9))
+    engine = guessing("a", 9, lambda request, count: asked.append(count) or right(request, count))
     drain(engine)
     assert asked == [4, 2], "k is 4; then 6 of 9 tokens are there, and behind the last one nothing is guessed"
     engine.add_request("b", PROMPT, greedy(2))
@@ -156,8 +146,7 @@ def test_a_drafter_is_asked_for_what_there_is_room_for_and_not_if_there_is_none(
 
 
 def test_a_step_without_a_guess_is_an_ordinary_step():
-    engine = engine_of(cycle(), drafter=Always(lambda request, count: []))
-    engine.add_request("a", PROMPT, greedy(6))
+    engine = guessing("a", 6, lambda request, count: [])
     while engine.has_unfinished:
         [chunk] = chunks = engine.decoding.plan(engine.scheduler)
         assert type(chunk) is Chunk, "lesson 10's captured steps are replayed only in steps without drafts"
