@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import signal
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -42,3 +43,14 @@ def _gpu_only(request: pytest.FixtureRequest) -> None:
         torch = pytest.importorskip("torch")
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device, and torch sees none")
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[int]:
+    """The number of torch's threads: six, which a test may change. Restored afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(6)
+    yield 6
+    torch.set_num_threads(before)

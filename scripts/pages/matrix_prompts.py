@@ -38,7 +38,7 @@ LLAMA_3 |= {"original_max_position_embeddings": 32, "rope_theta": 5e5}
 # the models that have no pocket of their own: their class in transformers, and what differs from RANDOM
 RANDOM_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "all kinds": ("Lfm3", {}),
-    "Llama": ("Llama", {"rope_parameters": LLAMA_3, "attention_bias": True, "num_hidden_layers": 3}),
+    "Llama": ("Llama", {"rope_parameters": LLAMA_3, "attention_bias": True, "initializer_range": 0.1}),
     "Gemma 3": ("Gemma3Text", {"query_pre_attn_scalar": 16}),
 }
 NARROW = 23  # tokens that a window sees, otherwise

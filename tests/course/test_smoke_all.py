@@ -3,6 +3,7 @@
 Protects the claim that all tokens are equal: no failed, hanging or missing script may look like a success.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -223,3 +224,14 @@ def test_every_lesson_of_the_course_has_a_smoke_script():
     for lesson in read_lessons(places):
         assert lesson.smoke, f"{places.shown(lesson.folder)}/lesson.toml names no smoke script"
         assert (places.root / lesson.smoke[0]).exists(), f"{lesson.smoke[0]} is not there"
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "scripts").glob("l*_smoke.py")))
+def test_bad_arguments_of_a_smoke_script_exit_2_with_one_line(script, capsys):
+    try:
+        code = importlib.import_module(f"scripts.{script}").main(["--nonsense"])
+    except SystemExit as stop:
+        code = stop.code
+    err = capsys.readouterr().err
+    assert code == 2 and "--nonsense" in err and len(err.strip().splitlines()) == 1, err

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
@@ -109,6 +110,21 @@ def masked_attention(q, k_cache, v_cache, batch, scale):
     weights = scores.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
     out = torch.einsum("shk,skhd->shd", weights, v)
     return torch.where(has_query[:, None, None], out, 0)
+
+
+def recordable(*inputs):
+    """As `masked_attention` for decode steps; prompts, which are not recorded, by the reference kernel."""
+    decoding = len(inputs[0]) == len(inputs[3].seq_lens_kv)
+    return (masked_attention if decoding else load_kernel("reference").paged_attention)(*inputs)
+
+
+class Decoding:
+    """The part of a request that a decode step reads."""
+
+    needs_prompt_logprobs = False
+
+    def __init__(self, length):
+        self.token_ids = list(range(1, length + 1))
 
 
 def graph_engine(model, capture, kernel, num_blocks=64, block_size=4, **limits):

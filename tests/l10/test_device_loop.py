@@ -12,7 +12,7 @@ from mini_engine.base.errors import OutOfBlocks, UserError
 from mini_engine.families.qwen3 import load_model
 from mini_engine.gpu.graphs import CudaCapture, no_graph
 from mini_engine.pocket import POCKET_DIR
-from tests.l10.gpu_helpers import Counting, TapeCapture, masked_attention
+from tests.l10.gpu_helpers import Counting, TapeCapture, recordable
 from tests.support import FAMILIES, both, hf_greedy, some_ids
 
 FAMILY = "two, tied, wide heads"
@@ -65,21 +65,11 @@ def test_tokens_equal_hugging_face_alone(family, page):
 def test_a_recorded_loop_gives_the_same_tokens():
     model, hf = both(FAMILY)
 
-    def kernel(*inputs):
-        decoding = len(inputs[0]) == len(inputs[3].seq_lens_kv)
-        return (masked_attention if decoding else load_kernel("reference").paged_attention)(*inputs)
-
-    kv, prompts = device_kv(model.config, kernel=kernel), prompts_of(model.config)
-    tape = TapeCapture()
-    got = generate_on_device(model, kv, prompts, NEW, capture=tape)
-    assert got == [hf_greedy(hf, prompt, NEW) for prompt in prompts] and tape.runs == 2
-
-
-def test_one_replay_for_each_token_after_the_first():
-    model = both(FAMILY)[0]
-    counting = Counting()
-    generate_on_device(model, device_kv(model.config), prompts_of(model.config), NEW, capture=counting)
-    assert counting.captured == 1 and len(counting.replayed) == NEW - 1
+    kv, prompts = device_kv(model.config, kernel=recordable), prompts_of(model.config)
+    counting = Counting(TapeCapture())
+    got = generate_on_device(model, kv, prompts, NEW, capture=counting)
+    assert got == [hf_greedy(hf, prompt, NEW) for prompt in prompts]
+    assert counting.captured == 1 and len(counting.replayed) == NEW - 1, "a replay for each token after the first"
 
 
 def test_an_answer_is_cut_behind_its_stop_token():

@@ -18,7 +18,7 @@ from mini_engine.gpu import graphs as graphs_module
 from mini_engine.gpu.graphs import CudaCapture, DecodeBuffers, GraphRunner, capture_sizes_up_to, no_graph, runner_for
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.pocket import POCKET_DIR
-from tests.l10.gpu_helpers import Counting, TapeCapture, answers, graph_engine, masked_attention
+from tests.l10.gpu_helpers import Counting, Decoding, TapeCapture, answers, graph_engine, recordable
 from tests.support import FAMILIES, both, hf_greedy, some_ids
 
 FAMILY = "two, tied, wide heads"
@@ -43,15 +43,6 @@ def alone(family):
     """Hugging Face's answer to each prompt, alone."""
     _, hf = both(family)
     return [hf_greedy(hf, prompt, 8 + i % 3) for i, prompt in enumerate(prompts_of(family))]
-
-
-class Decoding:
-    """The part of a request that a decode step reads."""
-
-    needs_prompt_logprobs = False
-
-    def __init__(self, length):
-        self.token_ids = list(range(1, length + 1))
 
 
 def decode_chunks(lengths, block_size=4):
@@ -269,46 +260,15 @@ def test_a_step_s_logits_stay_what_they_were_when_the_next_step_runs():
 
 
 @some_families
-def test_the_padded_path_gives_the_tokens_of_the_plain_runner_and_of_hugging_face(family):
-    model, prompts = both(family)[0], prompts_of(family)
-    plain = Engine.for_model(
-        model,
-        num_blocks=64,
-        block_size=4,
-        kernel="torch",
-        scheduler_config=SchedulerConfig(max_num_seqs=12, watermark=0),
-    )
-    counting = Counting()
-    got = answers(graph_engine(model, counting, load_kernel("torch")), prompts)
-    assert got == answers(plain, prompts) == alone(family)
-    assert len(set(counting.replayed)) > 1, "batches shrink as requests end, so several sizes must have run"
-
-
-def test_preempted_and_late_requests_get_the_same_tokens():
-    engine = graph_engine(both(FAMILY)[0], no_graph, load_kernel("torch"), num_blocks=14, chunked_prefill_size=3)
-    assert answers(engine, prompts_of(FAMILY)) == alone(FAMILY)
-    assert engine.scheduler.num_preemptions > 0, "no request was preempted, so this tested nothing"
-
-
-@some_families
 def test_a_recorded_decode_gives_the_same_tokens(family):
     """A tape fixes addresses, shapes and numbers, and does not run the model's Python again."""
 
-    def kernel(*inputs):
-        decoding = len(inputs[0]) == len(inputs[3].seq_lens_kv)
-        return (masked_attention if decoding else load_kernel("reference").paged_attention)(*inputs)
-
     tape = TapeCapture()
-    engine = graph_engine(both(family)[0], tape, kernel)
+    engine = graph_engine(both(family)[0], tape, recordable)
     counting = Counting()
     engine.runner.replays = {size: counting(replay) for size, replay in engine.runner.replays.items()}
     assert answers(engine, prompts_of(family)) == alone(family), "a recorded step must be right in every later step"
     assert tape.runs == 2 * len(engine.runner.capture_sizes) and len(counting.replayed) > 5
-
-
-def test_a_kernel_that_reads_lengths_cannot_be_recorded():
-    with pytest.raises(AssertionError, match="reads a value"):
-        graph_engine(both(FAMILY)[0], TapeCapture(), load_kernel("reference"))
 
 
 def test_the_table_of_the_buffers_is_as_wide_as_a_sequence_can_become():

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
-from scripts.bench.compiled_layers import LayerLoad, compile_between, layer_rows
+from scripts.bench.compiled_layers import LayerLoad, compile_between
 from scripts.bench.gpu_target import POINTERS, SHARED_BYTES
 
 from mini_engine.layers.layer_kernels import _add_norm, _norm_rope, _silu_mul
@@ -45,20 +45,3 @@ def test_no_number_of_a_step_is_an_argument(kernel):
         *("x", "delta", "weight", "out", "eps", "qkv", "weights", "cos", "sin"),
         *("rows", "q_out", "k_out", "v_out", "gate_up"),
     }, "only tensors and eps"
-
-
-def test_the_paper_s_figures():
-    load = LayerLoad(rows=3, dtype="bfloat16", hidden=8, heads=2, kv_heads=1, dim=4, intermediate=10)
-    assert load.matrices == {"qkv": (8, 16), "o": (8, 8), "gate and up": (8, 20), "down": (10, 8)}
-    moved = load.bytes_moved
-    assert moved["qkv"] == 2 * (8 * 16 + 3 * (8 + 16)), "the weights, and every row in and out"
-    assert moved["add and norm"] == 2 * (4 * 3 * 8 + 8), "x and delta in, the sum and the normed out, the weights"
-    assert moved["norm, RoPE, store"] == 2 * (2 * 3 * 16 + 3 * 4 + 2 * 4) + 8 * 3, "heads, half of cos and sin, slots"
-    assert moved["SiLU times up"] == 2 * 3 * 3 * 10
-    big = LayerLoad(100_000, "bfloat16")
-    assert big.h100_seconds("qkv") == 2 * 100_000 * 1024 * 4096 / 989e12, "many rows are bound by arithmetic"
-
-
-def test_a_layer_s_table_has_each_launch():
-    names = [row["in a layer"] for row in layer_rows(LayerLoad(32, "bfloat16"), [90])]
-    assert len(names) == 3 + 4 and names[-1] == "matrix down"

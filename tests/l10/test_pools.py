@@ -43,17 +43,6 @@ def test_a_row_holds_whole_pages_so_the_longest_request_fits(length, width):
     assert allocator.available_size() == 8 and table.available_size() == 3
 
 
-def test_sorting_is_the_allocator_s_choice():
-    first = []
-    for need_sort in (True, False):
-        _, allocator = make_full_attention_net_mem_pool(4, 1, 1, 2, need_sort=need_sort)
-        slots = allocator.alloc(4)
-        allocator.free(slots[2:])
-        allocator.free(slots[:2])
-        first.append(allocator.alloc(4).tolist())
-    assert first == [[1, 2, 3, 4], [3, 4, 1, 2]]
-
-
 @pytest.mark.parametrize(
     ("make", "numbers"),
     [

@@ -10,7 +10,7 @@ from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.base.errors import OutOfBlocks, UserError
 from mini_engine.engine.runner import plan_step
 from mini_engine.engine.scheduler import Chunk
-from tests.l10.gpu_helpers import NoReading
+from tests.l10.gpu_helpers import Decoding, NoReading
 
 
 def slots_of(*numbers):
@@ -63,48 +63,39 @@ def test_a_freed_row_comes_back_and_points_at_padding():
     assert pool.alloc() == [a] and pool.available_size() == 0 and b in pool.held
 
 
-@pytest.mark.parametrize("row", [0, 2, -1, 4], ids=["padding", "never given", "-1", "past the end"])
-def test_a_row_that_is_not_held_is_refused(row):
-    pool = ReqToTokenPool(3, 4)
-    pool.alloc(1)
-    for call in (
-        lambda: pool.free(row),
-        lambda: pool.write(row, 0, slots_of(1)),
-        lambda: pool.read(row, 1),
-    ):
-        refused(pool, ValueError, "not held", call)
+CALLS = {
+    "free": lambda pool, row: pool.free(row),
+    "write": lambda pool, row: pool.write(row, 0, slots_of(1)),
+    "read": lambda pool, row: pool.read(row, 1),
+}
 
 
-def test_a_row_cannot_be_freed_twice():
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("row", [0, 2, 3, -1, 4], ids=["padding", "freed", "never given", "-1", "past the end"])
+def test_a_row_that_is_not_held_is_refused(row, call):
     pool = ReqToTokenPool(3, 4)
-    [row] = pool.alloc()
-    pool.free(row)
-    refused(pool, ValueError, "not held", lambda: pool.free(row))
+    pool.alloc(2)
+    pool.free(2)
+    refused(pool, ValueError, "not held", lambda: call(pool, row))
 
 
 @pytest.mark.parametrize(
-    ("start", "slots"),
+    "call",
     [
-        (3, slots_of(1, 2)),
-        (-1, slots_of(1)),
-        (5, slots_of()),
-        (0, torch.tensor([1, 2])),
-        (0, slots_of(1, 2).view(1, 2)),
+        lambda pool: pool.write(1, 3, slots_of(1, 2)),
+        lambda pool: pool.write(1, -1, slots_of(1)),
+        lambda pool: pool.write(1, 5, slots_of()),
+        lambda pool: pool.write(1, 0, torch.tensor([1, 2])),
+        lambda pool: pool.write(1, 0, slots_of(1, 2).view(1, 2)),
+        lambda pool: pool.read(1, 5),
+        lambda pool: pool.read(1, -1),
     ],
-    ids=["too long", "-1", "past the end", "int64", "two dimensions"],
+    ids=["too long", "-1", "past the end", "int64", "two dimensions", "read too long", "read -1"],
 )
-def test_a_write_that_does_not_fit_is_refused(start, slots):
+def test_what_does_not_fit_a_row_is_refused(call):
     pool = ReqToTokenPool(2, 4)
     pool.alloc()
-    refused(pool, ValueError, "do not fit|must be \\[n\\] int32", lambda: pool.write(1, start, slots))
-
-
-def test_a_read_past_the_row_is_refused():
-    pool = ReqToTokenPool(2, 4)
-    pool.alloc()
-    for length in (5, -1):
-        with pytest.raises(ValueError):
-            pool.read(1, length)
+    refused(pool, ValueError, "a row has four slots, int32", lambda: call(pool))
 
 
 @pytest.mark.parametrize(("reqs", "length"), [(0, 4), (2, 0), (-1, 4)])
@@ -123,13 +114,6 @@ def test_clear_frees_every_row():
 
 
 # A step's plan, made from the table
-
-
-class Decoding:
-    needs_prompt_logprobs = False
-
-    def __init__(self, length):
-        self.token_ids = [1] * length
 
 
 def table_with(lengths, page_size):

@@ -4,10 +4,6 @@ import pytest
 import torch
 
 from lessons.l10_device.pools import make_full_attention_net_mem_pool
-from lessons.l10_device.req_to_token import ReqToTokenPool
-from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
-from mini_engine.attention.registry import load_kernel
-from tests.support import oracle
 
 
 def rows(count, heads, dim, seed=0):
@@ -26,16 +22,6 @@ def is_refused(pool, match, call):
     with pytest.raises(ValueError, match=match):
         call()
     assert not any(x.any() for x in (*pool.blocks.K, *pool.blocks.V)), "a rejected call must write nothing"
-
-
-@pytest.mark.parametrize("page", [1, 4])
-def test_the_padding_page_comes_on_top_of_the_size(page):
-    pool = pool_of(2, 3, layers=2, page_size=page)
-    assert pool.blocks.K[0].shape == pool.blocks.V[1].shape == (8 // page + 1, page, 2, 3), (
-        "size counts slots for tokens only"
-    )
-    assert pool.size == 8 and pool.page_size == page
-    assert pool.blocks.bytes == 2 * 2 * (8 + page) * 2 * 3 * 4
 
 
 def test_edge_case_17_keys_and_values_may_differ_in_heads_and_dimensions():
@@ -80,13 +66,6 @@ def test_a_slot_outside_the_pool_is_refused_and_minus_1_does_not_wrap(stray):
     is_refused(pool, "not in the pool", lambda: pool.set_kv_buffer(0, slots, rows(2, 2, 3), rows(2, 2, 3, seed=1)))
 
 
-def test_many_rows_may_go_into_the_padding_slot():
-    pool = pool_of(2, 3)
-    pool.set_kv_buffer(0, torch.tensor([3, 0, 0, 0]), rows(4, 2, 3), rows(4, 2, 3))
-    keys = pool.get_key_buffer(0)
-    assert torch.equal(keys[3], rows(4, 2, 3)[0]) and not keys[[1, 2, 4, 5, 6, 7, 8]].any()
-
-
 def test_the_buffers_are_views_by_slot_of_what_kernels_read_by_page():
     pool = pool_of(1, 2, 1, 3, layers=2, page_size=4)
     k, v = torch.arange(4.0).view(2, 1, 2), torch.arange(6.0).view(2, 1, 3)
@@ -95,43 +74,6 @@ def test_the_buffers_are_views_by_slot_of_what_kernels_read_by_page():
     assert torch.equal(pool.blocks.V[1][2, 0], v[1]), "slot 8 is page 2, offset 0"
     pool.get_kv_buffer(0)[0][4] = 7
     assert pool.blocks.K[0][1, 0].eq(7).all(), "a buffer is a view, so writing to it writes to the pool"
-
-
-# Attention
-
-
-@pytest.mark.parametrize("page", [1, 4])
-@pytest.mark.parametrize("kernel", ["reference", "torch"])
-def test_attention_reads_the_slots_that_the_table_names(kernel, page):
-    """Everything else in the pool is NaN, the padding page included."""
-    lengths, size = [5, 1, 8], 32
-    pool = pool_of(2, 16, size=size, page_size=page, kernel=load_kernel(kernel))
-    allocator, table = TokenToKVPoolAllocator(size, page), ReqToTokenPool(4, 8)
-    for tensor in (*pool.blocks.K, *pool.blocks.V):
-        tensor.fill_(float("nan"))
-    allocator.alloc(2 * page)  # another request's
-    held, keys, values = table.alloc(3), [], []
-    for row, length in zip(held, lengths, strict=True):
-        slots = allocator.alloc(-(-length // page) * page)
-        table.write(row, 0, slots)
-        keys.append(rows(length, 2, 16, seed=row))
-        values.append(rows(length, 2, 16, seed=row + 9))
-        pool.set_kv_buffer(0, slots[:length], keys[-1], values[-1])
-    q = rows(4, 4, 16, seed=7)
-    lens = torch.tensor([*lengths, 0], dtype=torch.int32)
-    meta = table.plan_decode(torch.tensor([*held, 0]), lens, page)
-    out = pool.blocks.attend(0, q, meta)
-    for s in range(3):
-        want = oracle(q[s : s + 1], keys[s], values[s]).float()
-        torch.testing.assert_close(out[s : s + 1], want, msg=lambda text, s=s: f"sequence {s}: {text}")
-    assert not out[3].any(), "a padding row's output is zeros"
-
-
-def test_attention_without_a_kernel_is_refused():
-    table = ReqToTokenPool(1, 4)
-    meta = table.plan_decode(torch.tensor(table.alloc()), torch.tensor([1], dtype=torch.int32), 1)
-    with pytest.raises(ValueError):
-        pool_of(2, 6).blocks.attend(0, rows(1, 2, 6), meta)
 
 
 @pytest.mark.gpu

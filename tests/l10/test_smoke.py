@@ -8,7 +8,6 @@ from scripts.smoke import on_device
 import pytest
 
 from mini_engine.base.errors import UserError
-from mini_engine.gpu.graphs import CudaCapture, no_graph
 from tests.support import checkpoint
 
 PROMPTS = ["--prompt-ids", "1,2,3", "--prompt-ids", "4,9", "--prompt-ids", "5,6,7,8,9"]
@@ -38,8 +37,6 @@ def test_all_three_paths_equal_hugging_face(capsys, page):
     [
         "l10_smoke.GraphRunner",
         "smoke.on_device.generate_on_device",
-        "smoke.on_device.make_req_to_token_pool",
-        "smoke.on_device.make_full_attention_net_mem_pool",
     ],
 )
 def test_no_path_is_left_out_because_it_fails(capsys, monkeypatch, part):
@@ -78,15 +75,3 @@ def test_slots_that_stay_held_fail_whatever_the_dtype(capsys, monkeypatch):
     monkeypatch.setattr(on_device, "generate_on_device", leaks)
     code, report, _ = smoke(capsys, "--dtype", "bfloat16")
     assert code == 1 and report["faults"] == ["on device: 16 slots are still held"]
-
-
-def test_a_gpu_gets_the_kernel_that_can_be_captured_and_real_graphs(monkeypatch):
-    monkeypatch.setattr(CudaCapture, "__init__", lambda self: None)
-    assert l10_smoke.kernel_for("cuda") == "triton" and isinstance(l10_smoke.capture_for("cuda"), CudaCapture)
-    assert l10_smoke.kernel_for("cpu") == "auto" and l10_smoke.capture_for("cpu") is no_graph
-
-
-@pytest.mark.parametrize("arguments, words", [(["--block-size", "0"], "0 is too small"), (["--graphs"], "--graphs")])
-def test_bad_arguments_exit_2_with_one_line(capsys, arguments, words):
-    code, _, err = smoke(capsys, *arguments)
-    assert code == 2 and words in err and len(err.strip().splitlines()) == 1, err

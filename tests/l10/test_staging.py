@@ -16,9 +16,10 @@ from mini_engine.engine.runner import ModelRunner, plan_step
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.families.qwen3 import load_model
 from mini_engine.gpu.graphs import CudaCapture, DecodeBuffers, GraphRunner, no_graph
-from mini_engine.gpu.staging import ALIGNMENT, Staging, Table, block_of, upload, uploaded
+from mini_engine.gpu.staging import ALIGNMENT, Staging, upload, uploaded
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.pocket import POCKET_DIR
+from tests.l10.gpu_helpers import Decoding
 from tests.support import both
 
 FAMILY = "two, tied, wide heads"
@@ -41,15 +42,6 @@ class Copies(TorchDispatchMode):
         return out
 
 
-class Decoding:
-    """The part of a request that a step reads."""
-
-    needs_prompt_logprobs = False
-
-    def __init__(self, length):
-        self.token_ids = list(range(1, length + 1))
-
-
 def chunk_of(length, first_block, start=None):
     blocks = array("i", range(first_block, first_block - (-length // 4)))
     return Chunk(Decoding(length), length - 1 if start is None else start, length, blocks)
@@ -57,14 +49,6 @@ def chunk_of(length, first_block, start=None):
 
 def small_buffers(device, max_rows=8, max_blocks=6):
     return DecodeBuffers(max_rows, max_blocks, 4, vocab_size=0, dtype=torch.float32, device=device)
-
-
-def test_the_counter_of_copies_counts():
-    with Copies() as copies:
-        torch.zeros(3).to(META)
-        torch.zeros(5, device=META).copy_(torch.zeros(5))
-        torch.zeros(5).clone()
-    assert copies.bytes == [12, 20]
 
 
 @pytest.mark.parametrize("size", [1, 4, 8])
@@ -152,13 +136,6 @@ def test_uploaded_tensors_are_what_they_were(tensors):
     for was, now in zip(tensors, upload(tensors, CPU), strict=True):
         assert torch.equal(was, now) and was.dtype == now.dtype
         assert now.data_ptr() % ALIGNMENT == 0 or not now.numel(), "Triton compiles another kernel for odd addresses"
-
-
-def test_a_block_s_tensors_are_apart_and_clear():
-    block, (first, second) = block_of([Table((3,), torch.int32), Table((2, 2), torch.int64)], CPU)
-    assert len(block) == 16 + 32 and not block.any()
-    first.fill_(-1)
-    assert not second.any() and second.shape == (2, 2) and second.dtype == torch.int64
 
 
 class Noting:

@@ -7,9 +7,7 @@ import torch
 
 from mini_engine.engine.grammar import Anything
 from mini_engine.engine.request import FinishReason
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk
-from mini_engine.kv.manager import KvCacheManager
 from mini_engine.speculation.options import Speculation
 from tests.l14.toys import (
     ANY_LOAD,
@@ -40,29 +38,33 @@ def held(engine):
     return engine.scheduler.manager.blocks_by_state.held
 
 
+def guessing(names, max_tokens, guess=right, speculation=None, **limits):
+    """Return an engine that guesses, with a request of each name that has not begun."""
+    engine = engine_of(cycle(), speculation, Always(guess), **limits)
+    for name in names:
+        engine.add_request(name, PROMPT, greedy(max_tokens))
+    return engine
+
+
+def drafted(stats):
+    return [one.num_drafted for one in stats]
+
+
 def test_right_guesses_save_steps():
-    engine = engine_of(cycle(), drafter=Always(right))
-    request = engine.add_request("a", PROMPT, greedy(24))
+    engine = guessing("a", 24)
+    [request] = engine.scheduler.waiting
     stats = drain(engine)
     assert request.output_ids == [4, 1, 2, 3] * 6
     assert len(stats) == 4, "a prefill, and then steps of 5, 9 and 9 tokens, with 4, 8 and 8 guesses"
 
 
 def test_the_statistics_count_guesses_and_accepted_ones():
-    stats = [
-        (one.num_drafted, one.num_accepted) for one in run_stats(Always(lambda r, n: [*right(r, n)[:2], 9, 9][:n]))
-    ]
-    assert stats[:3] == [(0, 0), (4, 2), (3, 2)]
-
-
-def run_stats(drafter):
-    engine = engine_of(cycle(), drafter=drafter)
-    engine.add_request("a", PROMPT, greedy(12))
-    return drain(engine)
+    stats = drain(guessing("a", 12, lambda request, count: [*right(request, count)[:2], 9, 9][:count]))
+    assert [(one.num_drafted, one.num_accepted) for one in stats[:3]] == [(0, 0), (4, 2), (3, 2)]
 
 
 def test_a_decoding_request_counts_once_however_many_rows_it_has():
-    assert {one.decode_tokens for one in run_stats(Always(right))[1:]} == {1}
+    assert {one.decode_tokens for one in drain(guessing("a", 12))[1:]} == {1}
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))
@@ -95,43 +97,8 @@ def test_an_end_token_among_accepted_guesses_ends_the_answer(at):
     assert cached == request.num_computed_tokens // 4, "the tree has the whole blocks before the end token, no more"
 
 
-def test_rejected_kv_gives_its_blocks_back_at_once():
-    engine = engine_of(cycle(), Speculation(16, max_rows=ANY_LOAD), Always(wrong), manager=KvCacheManager)
-    request = engine.add_request("a", PROMPT, greedy(30))
-    while engine.has_unfinished:
-        engine.step()
-        if not request.is_finished:
-            table = engine.scheduler.manager.tables["a"]
-            assert table.num_tokens == request.num_computed_tokens, "the table still counts rejected tokens"
-            assert len(table.blocks) == -(-request.num_computed_tokens // 4), "a block of rejected KV is still held"
-    assert request.output_ids == answers(plain_engine(cycle()), [PROMPT], greedy(30))[0]
-
-
-@pytest.mark.parametrize("drafter", [Always(right), Always(wrong)], ids=["right", "wrong"])
-def test_the_tree_learns_only_tokens_of_the_answer(drafter):
-    engine = engine_of(cycle(), drafter=drafter)
-    request = engine.add_request("a", PROMPT, greedy(21))
-    drain(engine)
-    manager = engine.scheduler.manager
-    found = manager.coordinator.prefixes.tree.peek(request.token_ids).num_tokens
-    assert found == (len(request.token_ids) - 1) // 4 * 4, "all whole blocks with KV are found again"
-    assert manager.coordinator.prefixes.tree.num_blocks == found // 4, (
-        "the tree has blocks of tokens that no answer contains"
-    )
-
-
-def test_a_second_question_behind_a_cached_answer_is_right():
-    engine = engine_of(cycle(), drafter=Always(lambda r, n: [*right(r, n)[:1], 9, 9, 9]))
-    first = answers(engine, [PROMPT], greedy(14))[0]
-    asked = [*PROMPT, *first, 2]
-    want = answers(plain_engine(cycle()), [asked], greedy(9))
-    assert answers(engine, [asked], greedy(9)) == want
-
-
 def test_no_step_is_larger_than_its_budget():
-    engine = engine_of(cycle(), drafter=Always(right), max_num_seqs=4, max_num_batched_tokens=9)
-    for name in "abcd":
-        engine.add_request(name, PROMPT, greedy(20))
+    engine = guessing("abcd", 20, max_num_seqs=4, max_num_batched_tokens=9)
     while engine.has_unfinished:
         stats = engine.step().stats
         fed = stats.prefill_tokens + stats.decode_tokens + stats.num_drafted
@@ -139,16 +106,12 @@ def test_no_step_is_larger_than_its_budget():
 
 
 def test_the_last_token_of_the_budget_is_used():
-    engine = engine_of(cycle(), drafter=Always(right), max_num_seqs=2, max_num_batched_tokens=10)
-    for name in "ab":
-        engine.add_request(name, PROMPT, greedy(20))
-    _, first, *_ = [one.num_drafted for one in drain(engine)]
+    _, first, *_ = drafted(drain(guessing("ab", 20, max_num_seqs=2, max_num_batched_tokens=10)))
     assert first == 2 * 4, "2 tokens and 4 guesses for each request fit into a step of 10 tokens"
 
 
 def test_prompts_come_before_guesses():
-    engine = engine_of(cycle(), drafter=Always(right), max_num_seqs=4, max_num_batched_tokens=8)
-    engine.add_request("a", PROMPT, greedy(20))
+    engine = guessing("a", 20, max_num_seqs=4, max_num_batched_tokens=8)
     engine.step()
     engine.add_request("b", [1, 2, 3, 4] * 10, greedy(4))
     stats = engine.step().stats
@@ -156,33 +119,25 @@ def test_prompts_come_before_guesses():
 
 
 def test_a_busy_engine_guesses_nothing():
-    engine = engine_of(cycle(), Speculation(8, max_rows=8), Always(right), num_blocks=200)
-    for name in range(5):
-        engine.add_request(str(name), PROMPT, greedy(20))
-    assert sum(one.num_drafted for one in drain(engine)) == 0, "with 5 requests and 8 rows no row is free"
+    engine = guessing("abcde", 20, speculation=Speculation(8, max_rows=8), num_blocks=200)
+    assert sum(drafted(drain(engine))) == 0, "with 5 requests and 8 rows no row is free"
     engine.add_request("alone", PROMPT, greedy(20))
-    assert sum(one.num_drafted for one in drain(engine)) > 0
+    assert sum(drafted(drain(engine))) > 0
 
 
 def test_the_last_free_rows_are_used():
-    engine = engine_of(cycle(), Speculation(8, max_rows=8), Always(right), num_blocks=200)
-    for name in "abcd":
-        engine.add_request(name, PROMPT, greedy(20))
-    most = max(one.num_drafted for one in drain(engine))
+    most = max(drafted(drain(guessing("abcd", 20, speculation=Speculation(8, max_rows=8), num_blocks=200))))
     assert most >= 4, f"4 requests and 8 rows: a guess for each, and no step had more than {most}"
 
 
 def test_the_last_free_block_is_used():
-    engine = engine_of(cycle(), drafter=Always(right), num_blocks=1 + 2)
-    engine.add_request("a", PROMPT, greedy(6))
-    counts = [(one.num_drafted, one.num_accepted) for one in drain(engine)]
+    counts = [(one.num_drafted, one.num_accepted) for one in drain(guessing("a", 6, num_blocks=1 + 2))]
     assert counts == [(0, 0), (4, 4)], "the prompt and 5 tokens of the answer fit into 2 blocks exactly, guesses too"
 
 
 def test_a_drafter_is_asked_for_what_there_is_room_for_and_not_if_there_is_none():
     asked = []
-    engine = engine_of(cycle(), drafter=Always(lambda request, count: asked.append(count) or right(request, count)))
-    engine.add_request("a", PROMPT, greedy(9))
+    engine = guessing("a", 9, lambda request, count: asked.append(count) or right(request, count))
     drain(engine)
     assert asked == [4, 2], "k is 4; then 6 of 9 tokens are there, and behind the last one nothing is guessed"
     engine.add_request("b", PROMPT, greedy(2))
@@ -191,8 +146,7 @@ def test_a_drafter_is_asked_for_what_there_is_room_for_and_not_if_there_is_none(
 
 
 def test_a_step_without_a_guess_is_an_ordinary_step():
-    engine = engine_of(cycle(), drafter=Always(lambda request, count: []))
-    engine.add_request("a", PROMPT, greedy(6))
+    engine = guessing("a", 6, lambda request, count: [])
     while engine.has_unfinished:
         [chunk] = chunks = engine.decoding.plan(engine.scheduler)
         assert type(chunk) is Chunk, "lesson 10's captured steps are replayed only in steps without drafts"
@@ -216,20 +170,6 @@ def test_guesses_take_no_block_that_is_promised(num_blocks):
     assert (long.output_ids, long.error) == ([1, 2], None), "a chunk that samples nothing beside one with guesses"
 
 
-def test_an_abort_during_the_step_drops_the_guesses():
-    for name in "ab":
-        engine = engine_of(cycle(), drafter=Always(right))
-        requests = {other: engine.add_request(other, PROMPT, greedy(20)) for other in "ab"}
-        engine.step()
-        engine.runner.during = lambda engine=engine, name=name: engine.abort(name)
-        engine.step()
-        engine.runner.during = lambda: None
-        drain(engine)
-        [other] = set("ab") - {name}
-        assert requests[other].output_ids == [4, 1, 2, 3] * 5, "tokens of the aborted request went to its neighbour"
-        assert len(requests[name].output_ids) == 1 and not held(engine)
-
-
 def test_a_step_that_fails_leaves_nothing_behind():
     engine = engine_of(cycle(), drafter=Always(right))
     first = engine.add_request("a", PROMPT, greedy(20))
@@ -243,13 +183,6 @@ def test_a_step_that_fails_leaves_nothing_behind():
     engine.runner.during = lambda: None
     assert first.finish_reason == FinishReason.ERROR and not held(engine)
     assert answers(engine, [PROMPT], greedy(8)) == [[4, 1, 2, 3] * 2]
-
-
-def test_a_drafter_may_return_nothing_or_too_little():
-    engine = engine_of(
-        cycle(), drafter=Always(lambda request, count: right(request, count)[: len(request.output_ids) % 3])
-    )
-    assert answers(engine, [PROMPT] * 3, greedy(20)) == [[4, 1, 2, 3] * 5] * 3
 
 
 @pytest.mark.parametrize("drafter", [Always(right), Always(wrong), Always(lambda r, n: [*right(r, n)[:2], 9, 9][:n])])
@@ -269,21 +202,6 @@ def test_log_probabilities_of_a_prompt_are_computed_beside_guesses(drafter):
         found.append([(r.output_ids, r.logprobs, r.prompt_logprobs) for r in requests])
     assert found[0] == found[1]
     assert beside > 0, "no guess was verified beside the prompt's chunks"
-
-
-def test_cached_prefixes_are_evicted_for_guesses_only_if_nothing_else_is_promised_them():
-    engine = engine_of(cycle(), drafter=Always(wrong), num_blocks=9)
-    for start in range(1, 5):
-        assert len(answers(engine, [[start, 2, 3, 4, 1]], greedy(20))[0]) == 20
-    manager = engine.scheduler.manager
-    assert sum(manager.blocks_by_state) == manager.num_usable_blocks
-
-
-def test_seeded_requests_of_one_prompt_differ_and_repeat():
-    logits = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(2))
-    params = [SamplingParams(max_tokens=12, seed=seed, ignore_eos=True) for seed in (1, 2, 1)]
-    first, second, third = answers(engine_of(logits), [[1, 2, 1, 2]] * 3, params)
-    assert first == third != second
 
 
 # ---------------------------------------------------------------- what fails beside guesses

@@ -23,23 +23,3 @@ def test_a_path_that_accepts_nothing_is_not_exercised(capsys, monkeypatch):
     monkeypatch.setattr("mini_engine.speculation.lookup.find_continuation", lambda *_: None)
     assert l14_smoke.main(["--max-new-tokens", "4", "--json"]) == 0, "the tokens are equal"
     assert json.loads(capsys.readouterr().out)["not_exercised"] == ["no guess was accepted"]
-
-
-@pytest.mark.nightly
-def test_a_run_that_preempts_nothing_says_so_and_passes(capsys, monkeypatch):
-    monkeypatch.setattr(l14_smoke, "PATHS", {name: l14_smoke.PATHS[name] for name in ("batched", "preempted")})
-    monkeypatch.setattr("scripts.smoke.steps.PREEMPT_EVERY", 1000)
-    assert l14_smoke.main(["--prompt", "1, 2, 3, 1, 2, 3,", "--max-new-tokens", "2"]) == 0
-    said = capsys.readouterr().out
-    assert "NOT EXERCISED  preempted: no request was preempted" in said and "PASS" in said
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"), [(["--block-size", "0"], "0 is too small"), (["--nonsense"], "nonsense")]
-)
-def test_bad_arguments_exit_2_with_one_line(capsys, arguments, named):
-    try:
-        code = l14_smoke.main(arguments)
-    except SystemExit as stop:
-        code = stop.code
-    assert code == 2 and named in capsys.readouterr().err

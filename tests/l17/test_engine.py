@@ -1,11 +1,8 @@
 """Lesson 17. An engine with int8 or int4 K and V: bytes in the pool, layers that write there, blocks that move."""
 
-import pickle
-
 from scripts.bench.kv_quality import heavy_tailed
 
 import pytest
-import torch
 
 from lessons.l12_tiers.compact import compact, shrink
 from mini_engine.__main__ import main
@@ -15,8 +12,6 @@ from mini_engine.base.errors import UserError
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.quantized.formats import FORMATS
-from mini_engine.quantized.pool import RowPoolMaker
 
 pytestmark = pytest.mark.reference  # no task is about this
 
@@ -47,13 +42,6 @@ def cold(kv_dtype):
     """The answers to each prompt alone by the reference kernel, in an engine that shares and preempts nothing."""
     engine = engine_of(kv_dtype, enable_prefix_caching=False, kernel="reference")
     return [answers(engine, [prompt])[0] for prompt in PROMPTS]
-
-
-def test_k_and_v_are_stored_as_bytes(kv_dtype):
-    engine = engine_of(kv_dtype)
-    answers(engine)
-    pool = engine.runner.pool
-    assert pool.K[0].dtype.itemsize == 1 and pool.K[0].any(), "K and V are in the pool, as bytes"
 
 
 def test_the_same_memory_holds_more_tokens():
@@ -91,15 +79,6 @@ def test_another_dtype_is_refused_in_one_sentence():
     with pytest.raises(UserError) as caught:
         build_engine(model(), num_blocks=8, kv_dtype="int2")
     assert caught.value.param == "kv_dtype" and "int2" in str(caught.value)
-
-
-def test_another_process_makes_pools_of_the_same_rows(kv_dtype):
-    """Lesson 18's rank 0 sends its maker to the other ranks, each of which has a device of its own."""
-    sent = RowPoolMaker(model().config, torch.float32, torch.device("cpu"), FORMATS[kv_dtype])
-    maker = pickle.loads(pickle.dumps(sent)).on(torch.device("cpu"))
-    pool = maker.make(4, 8, "reference")
-    assert maker.rows == FORMATS[kv_dtype] and maker.bytes_per_token == sent.bytes_per_token
-    assert pool.K[0].dtype == FORMATS[kv_dtype].dtype and pool.kernel.name == f"{kv_dtype} reference"
 
 
 def test_the_command_line_takes_the_option(kv_dtype, capsys):

@@ -6,7 +6,7 @@ import torch
 from mini_engine.attention.contract import Batch
 from mini_engine.attention.registry import load_kernel
 from mini_engine.quantized.formats import FORMATS, INT4
-from mini_engine.quantized.int4_rows import pack, quantize4, row_bytes, unpack
+from mini_engine.quantized.int4_rows import pack, unpack
 from tests.kernels.cases import int32
 
 pytestmark = pytest.mark.reference  # no task is about this
@@ -52,13 +52,3 @@ def test_no_kernel_hides_a_fault(name, dtype):
     cache, batch = INT4.write(k), Batch(int32([0, 1]), int32([16]), int32([[0, 1, 2, 3]]))
     out = load_kernel(name, "cpu", dtype, "int4")(q, cache, cache, batch, 0.125)
     assert out[0, 0].isnan().all() and out[0, 1].isfinite().all(), "the head whose history has a NaN, and no other"
-
-
-def test_the_bits_of_a_row():
-    """Five numbers from 0 to 15 steps of 0.5: codes 1, 2, 15, 0 and 9, a step of 0.5 and a least of -1."""
-    x = torch.tensor([-0.5, 0.0, 6.5, -1.0, 3.5])
-    assert [part.tolist() for part in quantize4(x)] == [[1, 2, 15, 0, 9], [0.5], [-1.0]]
-    bits = pack(x).tolist()
-    assert bits[:4] == [0x21, 0x0F, 0x09, 0], "number 2i in the lower half of byte i, zeros up to 4 bytes"
-    assert bits[4:] == [0x00, 0x38, 0x00, 0xBC], "0.5 and -1 in float16, the lower byte first"
-    assert len(bits) == row_bytes(5) == 8 and unpack(pack(x), 5).tolist() == x.tolist()

@@ -9,14 +9,12 @@ from mini_engine.latents.reading import expanded_attention
 from mini_engine.quantized.formats import FORMATS, INT4, INT8
 from mini_engine.quantized.pool import RowKvPool, bytes_per_token
 from mini_engine.tiers.blocks import BlockBytes
-from tests.l16.models import BLOCK, LONG, ask, check_nothing_is_lost, drain, latents, model
+from tests.l16.models import BLOCK, ask, check_nothing_is_lost, drain, latents, model
 from tests.l16.small import HEADS, NOPE, RANK, ROPE, V, attention, close, config_of, pool_of, randoms
 
 pytestmark = pytest.mark.reference  # no task is about this
 
 EACH_FORMAT = pytest.mark.parametrize("rows", [INT8, INT4], ids=lambda rows: rows.name)
-TIERS = {"kv_host_bytes": 2**28, "kv_always": True}
-
 # ---------------------------------------------------------------- expanded, pools, records
 
 
@@ -69,12 +67,3 @@ def test_expanded_and_absorbed_read_the_same_rows(kv_dtype, monkeypatch):
         monkeypatch.setattr(store, "expanding_pays", lambda *_, way=way: way)
         found.append(answers(kv_dtype))
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize(("kv_dtype", "each"), [("int8", 24 + 4 + 8 + 4), ("int4", 12 + 4 + 4 + 4)])
-def test_a_record_is_a_block_of_rows(kv_dtype, each):
-    engine = latents(kv_dtype=kv_dtype, **TIERS)
-    ask(engine, [LONG])
-    drain(engine)
-    records = engine.scheduler.manager.coordinator.connector.block_store.tiers.host.records.values()
-    assert {len(record.payload) for record in records} == {3 * BLOCK * each}

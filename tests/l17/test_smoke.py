@@ -3,7 +3,6 @@
 import json
 
 from scripts import l17_smoke
-from scripts.smoke.paths import batched
 
 import pytest
 
@@ -24,29 +23,3 @@ def test_every_path_gives_the_tokens_of_its_bits(capsys):
     assert all(report["kv"]["restored_tokens"].values())
     kl = {name: float(value) for name, value in report["kv"]["KL"].items()}
     assert 0 < kl["int8"] < kl["int4"], "tokens say nothing of this"
-
-
-@pytest.mark.nightly
-def test_a_path_with_other_tokens_is_a_fault(capsys, monkeypatch):
-    def harmed(trial, **options):
-        done = batched(trial, **options)
-        done.outputs = [[*ids[:-1], 0] for ids in done.outputs]
-        return done
-
-    paths = {"float32": l17_smoke.full} | l17_smoke.in_fewer_bits({"batched": harmed})
-    monkeypatch.setattr(l17_smoke, "PATHS", paths)
-    code = l17_smoke.main(["--model", str(POCKET_DIR), *IDS, "--max-new-tokens", "4", "--json"])
-    faults = json.loads(capsys.readouterr().out)["faults"]
-    assert code == 1 and len(faults) == 2
-    assert all("batched" in fault and "those expected" in fault for fault in faults)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"), [(["--block-size", "0"], "0 is too small"), (["--nonsense"], "nonsense")]
-)
-def test_bad_arguments_exit_2_with_one_line(capsys, arguments, named):
-    try:
-        code = l17_smoke.main(arguments)
-    except SystemExit as stop:
-        code = stop.code
-    assert code == 2 and named in capsys.readouterr().err

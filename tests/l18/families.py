@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mini_engine.assembly.loading import reader_of
 from tests.l11 import models as hybrids
+from tests.l15 import lfm3
 from tests.l15 import models as windows
 from tests.l16 import models as latents
 from tests.support import checkpoint, write_checkpoint
@@ -14,6 +15,7 @@ from tests.support import checkpoint, write_checkpoint
 ODD = {"vocab_size": 131, "num_key_value_heads": 4}
 ODD_ONES = {"131 tokens, untied": ODD, "131 tokens, tied": ODD | {"tie_word_embeddings": True}}
 WINDOWED = {"windows": ("SSFS", 7)}
+CONVOLUTIONS = ("as published", "biases, two taps")
 NAMES = (
     "one query a key head, untied",
     "two, tied, wide heads",
@@ -27,6 +29,7 @@ NAMES = (
     "plain rotary, tied",
     "no latent of queries",
     "biases",
+    *CONVOLUTIONS,
 )
 _KEEPERS: list[tempfile.TemporaryDirectory] = []
 
@@ -38,6 +41,8 @@ def path_of(name: str) -> Path:
         return hybrids.checkpoint(name)
     if name in WINDOWED:
         return windows.checkpoint(*WINDOWED[name])
+    if name in CONVOLUTIONS:
+        return lfm3.checkpoint(name)
     if name in latents.FAMILIES:
         return latents.checkpoint(name)
     if name not in ODD_ONES:

@@ -16,8 +16,11 @@ from mini_engine.distributed.tensor_parallel.follow import follow_plans
 from mini_engine.distributed.tensor_parallel.layers import with_layers
 from mini_engine.distributed.tensor_parallel.messages import packed
 from mini_engine.distributed.tensor_parallel.shard import RankCut
+from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.families.qwen3 import load_model
 from mini_engine.pocket import POCKET_DIR
+
+PROMPTS = [[5, 9, 11, 30] * 6, [7], [5, 9, 11, 30] * 4 + [8], list(range(100, 140))]
 
 
 def started(path=POCKET_DIR, num_ranks=2, dtype=torch.float32, **options):
@@ -29,6 +32,16 @@ def started(path=POCKET_DIR, num_ranks=2, dtype=torch.float32, **options):
 def engine_over(ranks, capture=None, **options):
     """Return an engine over ranks that have joined."""
     return over_ranks(ranks, EngineConfig(**options), capture=capture)
+
+
+def answers(engine, prompts=PROMPTS, **params):
+    """Answer all prompts together; return their tokens."""
+    chosen = SamplingParams(**{"temperature": 0, "max_tokens": 8, "ignore_eos": True} | params)
+    requests = [engine.add_request(str(i), ids, chosen) for i, ids in enumerate(prompts)]
+    while engine.has_unfinished:
+        engine.step()
+    assert [request.error for request in requests] == [None] * len(prompts)
+    return [request.output_ids for request in requests]
 
 
 class Wire:

@@ -22,25 +22,13 @@ from mini_engine.distributed.tensor_parallel.processes import Ranks
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.families.qwen3 import DENSE
 from mini_engine.pocket import POCKET_DIR
-from tests.l18.ends import (
-    WAIT_SECONDS,
-    Fail,
-    SlowlyStored,
-    deadline,
-    has_ended,
-    read_forever,
-    read_wrongly,
-    wait_for,
-    wait_until_gone,
-)
+from tests.l18.ends import Fail, SlowlyStored, read_forever, read_wrongly
 from tests.l18.ranks import engine_over
+from tests.processes import WAIT_SECONDS, deadline, has_ended, posix, wait_for, wait_until_gone
 from tests.support import checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.skipif(sys.platform == "win32", reason="sends signals, the POSIX way"),
-]
+pytestmark = [pytest.mark.nightly, posix]
 SAID = {
     signal.SIGKILL: "rank 1 of 2 has ended (killed by SIGKILL)",
     signal.SIGSTOP: "rank 1 of 2 has stopped answering (no heartbeat for 5 s)",
@@ -58,10 +46,24 @@ def begin(fault, ranks):
         os.kill(ranks.processes[0].pid, fault)
 
 
+def engine_with_a_request(ranks):
+    """Return an engine over ranks, and its only request."""
+    engine = engine_over(ranks, num_blocks=20)
+    return engine, engine.add_request("one", [5, 9, 11], SamplingParams(temperature=0, max_tokens=4))
+
+
+def lost_in_a_step(engine):
+    """Run steps until a rank is lost; return what is said."""
+    with deadline(WAIT_SECONDS), pytest.raises(EngineDead) as caught:
+        while True:
+            engine.step()
+    return str(caught.value)
+
+
 @contextmanager
-def shared_by(num_ranks=2, path=POCKET_DIR, **options):
+def shared_by(num_ranks=2, path=POCKET_DIR, read=DENSE.stored, **options):
     """Return ranks that have not joined. None of their processes is left behind."""
-    with Ranks(str(path), num_ranks, DENSE.stored, **options) as ranks:
+    with Ranks(str(path), num_ranks, read, **options) as ranks:
         pids = [process.pid for process in ranks.processes]
         yield ranks
         wait_for("all other ranks have ended", lambda: not any(p.is_alive() for p in ranks.processes))
@@ -120,16 +122,13 @@ def test_a_rank_that_is_stopped_while_it_imports_ends_the_start():
 def test_a_fault_of_rank_1_while_rank_0_waits_for_it_in_a_collective(transport, fault):
     with shared_by(transport=transport) as ranks:
         ranks.join(DENSE.stored(POCKET_DIR))
-        engine = engine_over(ranks, num_blocks=20)
-        engine.add_request("one", [5, 9, 11], SamplingParams(temperature=0, max_tokens=4))
+        engine, _ = engine_with_a_request(ranks)
         engine.step()
         ranks.model.register_forward_pre_hook(lambda *_: begin(fault, ranks))  # rank 1 has the plan and is in the step
         if fault is Fail:
             ranks.send(Fail())  # it fails before it gets there
-        with deadline(WAIT_SECONDS), pytest.raises(EngineDead) as caught:
-            while True:
-                engine.step()
-        assert str(caught.value).startswith(SAID[fault] + ";") and str(caught.value) == ranks.fault
+        said = lost_in_a_step(engine)
+        assert said.startswith(SAID[fault] + ";") and said == ranks.fault
 
 
 @pytest.mark.parametrize("fault", SAID, ids=named)
@@ -150,17 +149,13 @@ def test_the_rank_that_ended_first_is_named_not_those_whose_connections_broke(fa
     path = checkpoint("one query a key head, untied")
     with shared_by(4, path, transport="gloo") as ranks:
         ranks.join(DENSE.stored(path))
-        engine = engine_over(ranks, num_blocks=20)
-        engine.add_request("one", [5, 9, 11], SamplingParams(temperature=0, max_tokens=4))
+        engine, _ = engine_with_a_request(ranks)
         engine.step()
         if fault is Fail:
             ranks.others.pipes[2].send_bytes(packed(Fail()))
         else:
             ranks.model.register_forward_pre_hook(lambda *_: os.kill(ranks.processes[2].pid, fault))
-        with deadline(WAIT_SECONDS), pytest.raises(EngineDead) as caught:
-            while True:
-                engine.step()
-        assert str(caught.value).startswith(SAID[fault].replace("rank 1 of 2", "rank 3 of 4")), caught.value
+        assert lost_in_a_step(engine).startswith(SAID[fault].replace("rank 1 of 2", "rank 3 of 4"))
 
 
 # ---------------------------------------------------------------- faults of rank 0
@@ -249,8 +244,7 @@ def test_a_rank_that_keeps_python_s_lock_for_long_is_not_lost():
         ranks.join(DENSE.stored(POCKET_DIR))
         with deadline(WAIT_SECONDS):
             ctypes.PyDLL(None).sleep(7)
-        engine = engine_over(ranks, num_blocks=20)
-        request = engine.add_request("one", [5, 9, 11], SamplingParams(temperature=0, max_tokens=4))
+        engine, request = engine_with_a_request(ranks)
         while engine.has_unfinished:
             engine.step()
         assert request.error is None and not ranks.fault

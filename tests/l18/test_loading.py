@@ -2,7 +2,6 @@
 
 import shutil
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,11 +12,11 @@ from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.assembly.loading import reader_of
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint import stored as stored_module
-from mini_engine.checkpoint.stored import WHOLE, Stored
+from mini_engine.checkpoint.stored import Stored
 from mini_engine.distributed.tensor_parallel.shard import RankCut
 from mini_engine.tiers.opening import identity, identity_of, stored_digest, weights_digest
 from tests.l18 import families
-from tests.l18.families import load, path_of, stored
+from tests.l18.families import path_of, stored
 from tests.l18.ranks import part
 from tests.support import must_raise
 
@@ -178,9 +177,3 @@ def test_without_tiers_nothing_is_hashed(monkeypatch):
     ranks, identity = start_ranks(path_of(BIASED), EngineConfig(tensor_parallel_size=1), torch.float32)
     ranks.close()
     assert identity is None
-
-
-def test_the_whole_is_a_cut_too():
-    model, whole = stored(BIASED).load(torch.float32, cut=WHOLE), load(BIASED)
-    assert replace(model.config) == whole.config
-    assert all(map(torch.equal, model.parameters(), whole.parameters()))

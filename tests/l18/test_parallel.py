@@ -1,83 +1,103 @@
-"""Lesson 18. A model cut in shares: each rank holds its part, and the tokens are those of one process."""
+"""Lesson 18. A model in two processes: the tokens of one process, and an end for all ranks when one is lost.
+
+`tests/families/test_ranks.py` has every path, `test_faults.py` every fault in every phase.
+"""
+
+import os
+import signal
 
 import pytest
+import torch
 
+from mini_engine.assembly.llm import LLM
+from mini_engine.base.errors import EngineDead, UserError
+from mini_engine.distributed.tensor_parallel.pools import SharedPools
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.families.qwen3 import load_model
-from mini_engine.gpu.graphs import no_graph
 from mini_engine.pocket import POCKET_DIR
-from tests.l18.ranks import engine_over, started
+from tests.l18.ranks import PROMPTS, answers, engine_over, started
+from tests.processes import WAIT_SECONDS, deadline, posix
 
 nightly = pytest.mark.nightly
 OPTIONS = {"num_blocks": 60, "block_size": 8}
-PROMPTS = [[5, 9, 11, 30] * 6, [7], [5, 9, 11, 30] * 4 + [8], list(range(100, 140))]
 
 
-def answers(engine, **params):
-    """Answer all prompts together; return their tokens and errors."""
-    chosen = SamplingParams(**{"temperature": 0, "max_tokens": 8, "ignore_eos": True} | params)
-    requests = [engine.add_request(str(i), ids, chosen) for i, ids in enumerate(PROMPTS)]
-    while engine.has_unfinished:
-        engine.step()
-    return [request.output_ids for request in requests], [request.error for request in requests]
-
-
-# ---------------------------------------------------------------- two processes
-
-
-@pytest.fixture(scope="module")
-def ranks():
+@pytest.mark.ci
+def test_tokens_are_those_of_one_process():
+    alone = Engine.for_model(load_model(POCKET_DIR), **OPTIONS)
     with started() as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def expected():
-    model = load_model(POCKET_DIR)
-    return {
-        **{seed: answers(Engine.for_model(model, **OPTIONS), temperature=0.8, seed=seed)[0] for seed in (3, 4)},
-        "greedy": answers(Engine.for_model(model, **OPTIONS))[0],
-    }
-
-
-@pytest.mark.nightly
-def test_the_pools_of_both_ranks_are_one_pool(ranks):
-    engine = engine_over(ranks, **OPTIONS)
-    assert 2 * engine.runner.pool.bytes == Engine.for_model(load_model(POCKET_DIR), **OPTIONS).runner.pool.bytes
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [pytest.param({}, marks=pytest.mark.ci)]
-    + [pytest.param(one, marks=nightly) for one in ({"chunked_prefill_size": 5}, {"max_num_seqs": 2})],
-)
-def test_tokens_are_those_of_one_process(ranks, expected, limits):
-    engine = engine_over(ranks, **OPTIONS, scheduler_config=SchedulerConfig(**limits))
-    for _ in range(2):
-        assert answers(engine) == (expected["greedy"], [None] * 4)
-    assert engine.scheduler.manager.coordinator.prefixes.stats.found_tokens > 0, "the second time prefixes are shared"
+        engine = engine_over(ranks, **OPTIONS)
+        for _ in range(2):
+            assert answers(engine) == answers(alone)
+        assert engine.scheduler.manager.coordinator.prefixes.stats.found_tokens > 0, "then prefixes are shared"
 
 
 @nightly
-def test_a_pool_that_is_too_small_preempts_and_changes_no_token(ranks):
-    tight = {"num_blocks": 12, "block_size": 8, "scheduler_config": SchedulerConfig(watermark=0.0)}
-    engine = engine_over(ranks, **tight)
-    wide = Engine.for_model(load_model(POCKET_DIR), **OPTIONS)
-    assert answers(engine, max_tokens=40) == answers(wide, max_tokens=40)
-    assert engine.scheduler.num_preemptions > 0, "the pool was to be too small for all of them"
+def test_a_process_may_be_rank_0_of_two_models_and_each_ends_by_itself():
+    with started() as one:
+        with started() as other:
+            processes = list(other.processes)
+            assert answers(engine_over(other, **OPTIONS)) == answers(engine_over(one, **OPTIONS))
+        assert not any(process.is_alive() for process in processes), "the others end with the block"
+        answers(engine_over(one, **OPTIONS))
 
 
 @nightly
-@pytest.mark.parametrize("seed", [3, 4])
-def test_a_seeded_sample_is_the_same_over_two_ranks(ranks, expected, seed):
-    engine = engine_over(ranks, **OPTIONS)
-    assert answers(engine, temperature=0.8, seed=seed)[0] == expected[seed], "rank 0 alone draws"
+def test_layers_that_do_not_work_here_are_an_error_in_one_sentence():
+    with pytest.raises(UserError) as caught:
+        started(backend="packed", dtype=torch.float16)
+    assert "float16" in str(caught.value) and not isinstance(caught.value, EngineDead)
 
 
 @nightly
-def test_captured_steps_are_padded_in_both_ranks(ranks, expected):
-    limits = SchedulerConfig(max_num_seqs=8)
-    engine = engine_over(ranks, capture=no_graph, scheduler_config=limits, **OPTIONS)
-    assert answers(engine)[0] == expected["greedy"] and engine.runner.replays, "four requests, eight rows at most"
+@posix
+def test_when_a_rank_of_a_hybrid_dies_every_stream_ends_and_nothing_stays_held():
+    """Giving back a state slot needs all ranks, so the clean-up of each request fails, too."""
+    with LLM("pocket-hybrid", tensor_parallel_size=2, **OPTIONS) as llm, deadline(WAIT_SECONDS):
+        engine, chosen = llm.engine, SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+        streams = [llm.stream(ids, chosen) for ids in PROMPTS[:3]]
+        for stream in streams:
+            next(stream)
+        memory, [rank_1] = engine.scheduler.manager.coordinator.memory, engine.runner.group.processes
+        assert len(memory.holds) == 3
+        os.kill(rank_1.pid, signal.SIGKILL)
+        with pytest.raises(EngineDead) as caught:
+            list(streams[0])
+        assert "rank 1 of 2 has ended (killed by SIGKILL)" in str(caught.value) and str(caught.value) == engine.fault
+        for stream in streams:
+            *_, last = stream
+            assert last.finish_reason == "error" and engine.fault in last.error
+        assert not engine.has_unfinished and not engine.scheduler.manager.tables and not memory.holds
+        assert len(memory.free_slots) == memory.states.max_reqs
+        assert engine.scheduler.manager.blocks_by_state.held == 0
+        with pytest.raises(EngineDead):
+            llm.generate([PROMPTS[0]], chosen, progress=False)
+    assert not rank_1.is_alive()
+
+
+@nightly
+def test_a_step_that_is_interrupted_ends_the_ranks_because_they_are_out_of_step():
+    """Otherwise the next plan would meet ranks that still add up the layers of the last one."""
+    with started() as ranks:
+        engine = engine_over(ranks, **OPTIONS)
+        answers(engine)
+        handle = ranks.model.register_forward_pre_hook(lambda *_: signal.raise_signal(signal.SIGINT))
+        with deadline(WAIT_SECONDS):
+            with pytest.raises(KeyboardInterrupt):
+                answers(engine)
+            handle.remove()
+            with pytest.raises(EngineDead) as caught:
+                engine.step()
+        assert "interrupted" in str(caught.value)
+
+
+@pytest.mark.ci
+@posix
+def test_a_rank_that_dies_while_it_is_asked_for_bytes_is_named():
+    with started() as ranks:
+        engine = engine_over(ranks, **OPTIONS)
+        os.kill(ranks.processes[0].pid, signal.SIGKILL)
+        with deadline(WAIT_SECONDS), pytest.raises(EngineDead) as caught:
+            SharedPools(ranks).block_bytes(engine.runner.pool).read([1])
+        assert "rank 1 of 2 has ended" in str(caught.value)

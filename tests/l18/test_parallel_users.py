@@ -1,4 +1,7 @@
-"""Lesson 18. A model in shares as its users meet it: `LLM(tensor_parallel_size=2)`, and `--tp 2` in every command."""
+"""Lesson 18. A model in shares as its users meet it: `LLM(tensor_parallel_size=2)`, and `--tp 2` in every command.
+
+`test_faults.py` has all faults of both ranks, below the commands.
+"""
 
 import json
 import os
@@ -9,14 +12,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from array import array
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from mini_engine import LLM, SamplingParams
-from mini_engine.__main__ import main
 from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.base.errors import UserError
 from mini_engine.distributed.tensor_parallel.limits import check_shareable
@@ -24,12 +25,11 @@ from mini_engine.distributed.tensor_parallel.processes import Ranks
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.families.qwen3 import load_model
 from mini_engine.pocket import POCKET_DIR
-from tests.l18.ends import WAIT_SECONDS, deadline, has_ended, wait_for, wait_until_gone
-from tests.l18.test_parallel import nightly
+from tests.processes import WAIT_SECONDS, deadline, posix, spawned_by, wait_for, wait_until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ["The capital of France is", "Once upon a time", "The capital of France is Paris. " * 4]
-posix = pytest.mark.skipif(sys.platform == "win32", reason="sends signals, the POSIX way")
+nightly = pytest.mark.nightly
 
 
 # ---------------------------------------------------------------- refused before anything starts
@@ -58,20 +58,6 @@ def test_what_ranks_cannot_do_is_refused_before_a_process_starts(monkeypatch, op
 
 def test_what_ranks_can_do_is_not_refused():
     check_shareable(EngineConfig(num_blocks=40, backend="packed", cuda_graphs=False, kv_host_bytes=1 << 20))
-
-
-@pytest.mark.reference
-@pytest.mark.parametrize("num_ranks", [3, 4])
-def test_our_own_refusal_names_the_numbers_that_are_possible(num_ranks):
-    with pytest.raises(UserError) as caught:
-        LLM(tensor_parallel_size=num_ranks, device="cpu")
-    assert str(num_ranks) in str(caught.value) and "1, 2" in str(caught.value)
-
-
-def test_the_command_refuses_in_one_line(capsys):
-    assert main(["generate", "x", "--tp", "3", "--device", "cpu"]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and len(err.splitlines()) == 1
 
 
 # ---------------------------------------------------------------- everything an LLM does
@@ -106,45 +92,6 @@ def logprobs_of(completions):
         for tokens in (completion.logprobs, completion.prompt_logprobs)
         if tokens
     ]
-
-
-@nightly
-def test_copies_of_blocks_happen_in_every_rank():
-    """A forked request's blocks are copied on rank 0's order; a rank without the copy would answer from other KV."""
-    ids = [5, 9, 11, 30, 7, 41] * 4
-
-    def answer(llm):
-        engine, params = llm.engine, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-        request = engine.add_request("one", ids, params)
-        for _ in range(8):
-            engine.step()
-        manager = engine.scheduler.manager
-        old = list(manager.tables["one"].blocks)
-        spare = manager.allocator.alloc_blocks(len(old))
-        manager.coordinator.copy(old, spare)
-        manager.tables["one"].blocks[:], manager.tables["one"].row[:] = spare, array("i", spare)
-        while engine.has_unfinished:
-            engine.step()
-        assert request.error is None
-        return request.output_ids
-
-    options = {"num_blocks": 40, "device": "cpu", "enable_prefix_caching": False}
-    with LLM(backend="reference", **options) as one, LLM(tensor_parallel_size=2, **options) as two:
-        assert answer(two) == answer(one)
-
-
-@nightly
-def test_threads_are_divided_and_given_back():
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    try:
-        with LLM(tensor_parallel_size=2, num_blocks=20, device="cpu"):
-            assert torch.get_num_threads() == 2
-        assert torch.get_num_threads() == 4
-    finally:
-        torch.set_num_threads(before)
 
 
 @nightly
@@ -190,15 +137,6 @@ def running(*arguments):
         process.communicate()
 
 
-def ranks_of(process) -> list[int]:
-    """Return the ids of the ranks that a command has started."""
-    found = subprocess.run(
-        ["ps", "-eww", "-o", "pid,ppid,args"], capture_output=True, encoding="utf-8", check=True
-    ).stdout
-    rows = [line.split(None, 2) for line in found.splitlines()[1:]]
-    return [int(pid) for pid, parent, args in rows if int(parent) == process.pid and "spawn_main" in args]
-
-
 @nightly
 @pytest.mark.parametrize("chat", [False, True], ids=["generate", "chat"])
 def test_commands_answer_over_two_processes(chat):
@@ -208,74 +146,48 @@ def test_commands_answer_over_two_processes(chat):
         assert chat or out.startswith(" Paris")
 
 
-FAULTS = [
-    pytest.param(signal.SIGKILL, "rank 1 of 2 has ended (killed by SIGKILL)", id="killed"),
-    pytest.param(getattr(signal, "SIGSTOP", None), "rank 1 of 2 has stopped answering", id="stopped"),
-]
+each_fault = pytest.mark.parametrize(
+    ("sign", "sentence"),
+    [
+        pytest.param(signal.SIGKILL, "rank 1 of 2 has ended (killed by SIGKILL)", id="killed"),
+        pytest.param(getattr(signal, "SIGSTOP", None), "rank 1 of 2 has stopped answering", id="stopped"),
+    ],
+)
 
 
-@nightly
-@posix
-@pytest.mark.parametrize(("sign", "sentence"), FAULTS)
-def test_generate_ends_with_one_sentence_when_a_rank_is_lost(sign, sentence):
+@contextmanager
+def half_way(starts=False):
+    """Run a command up to its first word, or to its ranks' start; yield it and its ranks, which are gone at the end."""
     with running("generate", "Once upon a time", "--max-tokens", "4000", "--temperature", "9") as process:
-        assert process.stdout.read(1)
-        (rank,) = ranks_of(process)
-        os.kill(rank, sign)
-        _, err = process.communicate(timeout=WAIT_SECONDS)
-        wait_until_gone([rank])
-    assert process.returncode == 2 and sentence in err and len(err.splitlines()) == 1, err
+        if not starts:
+            assert process.stdout.read(1)
+        wait_for("ranks have been started", lambda: spawned_by(process.pid) or process.poll() is not None)
+        ranks = spawned_by(process.pid)
+        assert len(ranks) == 1
+        yield process, ranks
+        wait_until_gone(ranks)
 
 
 @nightly
 @posix
-@pytest.mark.parametrize(("sign", "sentence"), FAULTS)
-def test_a_command_that_starts_ends_with_one_sentence_when_a_rank_is_lost(sign, sentence):
-    with running("generate", "Once upon a time") as process:
-        while not (ranks := ranks_of(process)):
-            assert process.poll() is None
-            time.sleep(0.01)
+@pytest.mark.parametrize("starts", [True, False], ids=["starting", "answering"])
+@each_fault
+def test_a_command_ends_with_one_sentence_when_a_rank_is_lost(sign, sentence, starts):
+    with half_way(starts) as (process, ranks):
         os.kill(ranks[0], sign)
         _, err = process.communicate(timeout=WAIT_SECONDS)
-        wait_until_gone(ranks)
     assert process.returncode == 2 and len(err.splitlines()) == 1, err
-    assert sentence.replace("has ended", "ended before it was ready") in err
-
-
-@nightly
-@posix
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM], ids=lambda sign: sign.name)
-def test_no_rank_outlives_a_command_that_is_killed_at_work(sign):
-    with running("generate", "Once upon a time", "--max-tokens", "4000", "--temperature", "9") as process:
-        assert process.stdout.read(1)
-        ranks = ranks_of(process)
-        process.send_signal(sign)
-        wait_until_gone(ranks)
-        assert len(ranks) == 1
-
-
-@nightly
-@posix
-def test_no_rank_outlives_a_command_that_is_killed_while_it_starts():
-    with running("generate", "Once upon a time") as process:
-        while not (ranks := ranks_of(process)):
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.kill()
-        wait_until_gone(ranks)
+    assert (sentence.replace("has ended", "ended before it was ready") if starts else sentence) in err
 
 
 @nightly
 @posix
 def test_ctrl_c_in_a_terminal_stops_the_answer_and_nothing_complains():
     """A terminal sends Ctrl-C to every process of the group: the ranks leave it to rank 0."""
-    with running("generate", "Once upon a time", "--max-tokens", "4000", "--temperature", "9") as process:
-        assert process.stdout.read(1)
-        ranks = ranks_of(process)
+    with half_way() as (process, ranks):
         for pid in (process.pid, *ranks):
             os.kill(pid, signal.SIGINT)
         _, err = process.communicate(timeout=WAIT_SECONDS)
-        wait_until_gone(ranks)
     assert process.returncode == 0 and err == "", err
 
 
@@ -296,11 +208,11 @@ def test_a_rank_that_dies_while_it_starts_ends_the_start(tmp_path):
 @nightly
 @posix
 @pytest.mark.parametrize("busy", [True, False], ids=["answering", "idle"])
-@pytest.mark.parametrize(("sign", "sentence"), FAULTS)
+@each_fault
 def test_serve_ends_by_itself_when_a_rank_is_lost(busy, sign, sentence):
     with running("serve", "--port", "0") as process:
         address = re.search(r"http://\S+(?=/v1)", process.stdout.readline())[0]
-        (rank,) = ranks_of(process)
+        (rank,) = spawned_by(process.pid)
         asked = {"prompt": "Once upon a time", "max_tokens": 4000, "stream": True, "ignore_eos": True}
         with urllib.request.urlopen(request_to(address, asked | ({} if busy else {"max_tokens": 1}))) as answer:
             answer.readline()
@@ -315,22 +227,6 @@ def test_serve_ends_by_itself_when_a_rank_is_lost(busy, sign, sentence):
         wait_until_gone([rank])
     assert 503 in states, f"/health said {states}"
     assert process.returncode != 0 and sentence in err and len(err.splitlines()) == 1, err
-
-
-@nightly
-@posix
-def test_serve_whose_first_rank_was_stopped_ends_when_it_goes_on():
-    """The other rank has ended meanwhile."""
-    with running("serve", "--port", "0") as process:
-        process.stdout.readline()
-        ranks = ranks_of(process)
-        process.send_signal(signal.SIGSTOP)
-        wait_for("the other rank has ended", lambda: has_ended(ranks[0]))
-        process.send_signal(signal.SIGCONT)
-        _, err = process.communicate(timeout=WAIT_SECONDS)
-        wait_until_gone(ranks)
-    assert process.returncode != 0 and len(err.splitlines()) == 1, err
-    assert "rank 1 of 2 has ended (rank 0 sent no heartbeat for" in err, err
 
 
 def request_to(address, body):

@@ -1,9 +1,13 @@
 """Lesson 18. Lesson 12's payloads over ranks: what several write, one process reads, and the other way round."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from mini_engine.assembly.layout import kv_shape
+from mini_engine.attention.registry import load_kernel
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.distributed.tensor_parallel.messages import ReadBlocks, WriteBlocks
 from mini_engine.distributed.tensor_parallel.payloads import Run, join, split
@@ -13,7 +17,10 @@ from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import LINEAR, HybridConfig
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.model.kinds import FULL
+from mini_engine.quantized.formats import INT8
+from mini_engine.quantized.pool import RowKvPool
 from mini_engine.tiers.blocks import BlockBytes
+from tests.l18.families import stored
 from tests.l18.ranks import Wire
 from tests.support import must_raise
 
@@ -31,6 +38,7 @@ CONFIG = HybridConfig(
 )
 BLOCKS = [3, 1]
 each_number = pytest.mark.parametrize("num_ranks", [1, 2, 4])
+each_kind = pytest.mark.parametrize("kind", ["kv", "states"])
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
@@ -65,16 +73,21 @@ class Pools:
 
 def pools_of(config: Qwen3Config, dtype) -> Pools:
     kv = KvPool(kv_shape(config), 5, 2, lambda *_: None, dtype)
-    for tensor in (*kv.K, *kv.V):
+    pools = Pools(kv, GdnPool.for_model(config, 2, dtype=dtype, max_track_slots=1))
+    for tensor in tensors_of(pools):
         tensor.zero_()
-    return Pools(kv, GdnPool.for_model(config, 2, dtype=dtype, max_track_slots=1))
+    return pools
+
+
+def tensors_of(pools):
+    return *pools.kv.K, *pools.kv.V, pools.states.recurrent_state, pools.states.conv_state
 
 
 def filled(dtype) -> Pools:
     """Return pools of the whole model, full of random numbers."""
     torch.manual_seed(0)
     pools = pools_of(CONFIG, dtype)
-    for tensor in (*pools.kv.K, *pools.kv.V, pools.states.recurrent_state, pools.states.conv_state):
+    for tensor in tensors_of(pools):
         tensor.normal_()
     return pools
 
@@ -144,12 +157,17 @@ def text(payloads):
     return [bytes(row.tolist()).decode() for row in payloads]
 
 
+def bytes_of(pools, own, kind):
+    return pools.block_bytes(own.kv) if kind == "kv" else pools.state_bytes(own.states)
+
+
 @each_number
 @each_dtype
-def test_ranks_read_a_block_as_one_process_does(num_ranks, dtype):
+@each_kind
+def test_ranks_read_a_block_as_one_process_does(kind, num_ranks, dtype):
     whole = filled(dtype)
     pools, own = shared(num_ranks, cut(whole, num_ranks, dtype))
-    blocks, expected = pools.block_bytes(own.kv), BlockBytes(*whole.kv.parts)
+    blocks, expected = bytes_of(pools, own, kind), BlockBytes(*getattr(whole, kind).parts)
     assert blocks.payload_bytes == expected.payload_bytes
     assert list(map(bytes, blocks.read(BLOCKS))) == list(map(bytes, expected.read(BLOCKS))), (
         "the heads of all ranks in the order of one process: otherwise a cache is of use to one number of ranks only"
@@ -158,36 +176,16 @@ def test_ranks_read_a_block_as_one_process_does(num_ranks, dtype):
 
 @each_number
 @each_dtype
-def test_ranks_write_a_block_as_one_process_does(num_ranks, dtype):
+@each_kind
+def test_ranks_write_a_block_as_one_process_does(kind, num_ranks, dtype):
     whole, empty = filled(dtype), pools_of(CONFIG, dtype)
-    payloads = BlockBytes(*whole.kv.parts).read(BLOCKS)
-    BlockBytes(*empty.kv.parts).write([2, 4], payloads)
+    payloads = BlockBytes(*getattr(whole, kind).parts).read(BLOCKS)
+    BlockBytes(*getattr(empty, kind).parts).write([2, 1], payloads)
     parts = [pools_of(share_of(CONFIG, num_ranks, shared_by(CONFIG)), dtype) for _ in range(num_ranks)]
-    pools, own = shared(num_ranks, parts)
-    pools.block_bytes(own.kv).write([2, 4], payloads)
+    bytes_of(*shared(num_ranks, parts), kind).write([2, 1], payloads)
     for mine, expected in zip(parts, cut(empty, num_ranks, dtype), strict=True):
-        for found, wanted in zip((*mine.kv.K, *mine.kv.V), (*expected.kv.K, *expected.kv.V), strict=True):
+        for found, wanted in zip(tensors_of(mine), tensors_of(expected), strict=True):
             assert torch.equal(found, wanted), "each rank gets its own heads, in these two blocks alone"
-
-
-@each_number
-@each_dtype
-def test_ranks_read_and_write_a_state_as_one_process_does(num_ranks, dtype):
-    whole, empty = filled(dtype), pools_of(CONFIG, dtype)
-    pools, own = shared(num_ranks, cut(whole, num_ranks, dtype))
-    slots, expected = pools.state_bytes(own.states), BlockBytes(*whole.states.parts)
-    assert slots.payload_bytes == expected.payload_bytes
-    payloads = expected.read([2])
-    assert list(map(bytes, slots.read([2]))) == list(map(bytes, payloads)), (
-        "queries, keys and values of the convolution are three parts"
-    )
-    BlockBytes(*empty.states.parts).write([1], payloads)
-    parts = [pools_of(share_of(CONFIG, num_ranks, shared_by(CONFIG)), dtype) for _ in range(num_ranks)]
-    pools, own = shared(num_ranks, parts)
-    pools.state_bytes(own.states).write([1], payloads)
-    for mine, wanted in zip(parts, cut(empty, num_ranks, dtype), strict=True):
-        assert torch.equal(mine.states.recurrent_state, wanted.states.recurrent_state)
-        assert torch.equal(mine.states.conv_state, wanted.states.conv_state)
 
 
 def test_payloads_of_another_size_are_refused_and_nothing_is_written():
@@ -240,3 +238,41 @@ def test_states_without_heads_are_put_together_channel_by_channel(num_ranks):
     slots.write([2], [payload])
     for rank, part in enumerate(parts):
         assert torch.equal(part.states.conv_state[:, 2], whole.conv_state[:, 1].chunk(num_ranks, dim=1)[rank])
+
+
+# ---------------------------------------------------------------- latents, which have no heads
+
+
+class Copying(Others):
+    """Ranks that each have all of a block."""
+
+    def tell_each(self, messages):
+        raise AssertionError("there is nothing to divide: each rank gets the same")
+
+    def ask(self, message, num_bytes):
+        raise AssertionError("there is nothing to ask for: rank 0 has all of it")
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("kind", [KvPool, partial(RowKvPool, INT8)], ids=["auto", "int8"])
+def test_every_rank_has_the_whole_record_of_latents(kind, num_ranks):
+    """A rank attends over all latents, so it needs them."""
+    config = stored("interleaved").config
+    alone, *pools = (kind(config, 5, 4, load_kernel("torch", latents=True)) for _ in range(1 + num_ranks))
+    for tensor in (*alone.K, *alone.V):
+        tensor.copy_(torch.randint(-100, 100, tensor.shape, generator=torch.Generator().manual_seed(tensor.shape[-1])))
+    for pool in pools:
+        for tensor in (*pool.K, *pool.V):
+            tensor.zero_()
+    ranks, expected = Copying(num_ranks, [Pools(pool, None) for pool in pools[1:]]), BlockBytes(*alone.parts)
+    ranks.model = SimpleNamespace(config=share_of(config, num_ranks, shared_by(config)))
+    blocks = SharedPools(ranks).block_bytes(pools[0])
+    assert blocks.payload_bytes == expected.payload_bytes
+    blocks.write(BLOCKS, expected.read([2, 4]))
+    with must_raise(ValueError, "a payload has one size"):
+        blocks.write([0, 2], [bytes(blocks.payload_bytes * num_ranks)] * 2)
+    for rank, pool in enumerate(pools):
+        for found, wanted in zip((*pool.K, *pool.V), (*alone.K, *alone.V), strict=True):
+            assert torch.equal(found[BLOCKS], wanted[[2, 4]]) and not found[[0, 2, 4]].any(), f"rank {rank}"
+    assert list(map(bytes, blocks.read(BLOCKS))) == list(map(bytes, expected.read([2, 4])))

@@ -67,15 +67,6 @@ def test_a_watcher_that_slept_does_not_accuse_those_that_slept_with_it(stopped, 
         assert not lost(rank_0)
 
 
-def test_one_sign_of_life_is_enough(stopped):
-    rank_0, rank_1 = ranks()
-    for _ in range(5):
-        rank_1.tick()
-        for _ in range(STOPPED_TICKS):
-            assert not lost(rank_0)
-            rank_0.tick()
-
-
 def test_a_rank_that_is_silent_but_runs_is_given_a_minute(stopped):
     """It may be in a call into C that keeps Python's lock, as `sorted` does with a long list."""
     stopped.now = False

@@ -13,6 +13,7 @@ pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
 from tests.l13.fleet_server import FleetServer
 from tests.l13.test_replicas import PROMPTS, answer, asked, expected
+from tests.processes import spawned_by
 
 pytestmark = [
     pytest.mark.nightly,
@@ -20,20 +21,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks' processes in /proc"),
 ]
 expected = expected  # one engine's tokens: the fixture of the replicas' own tests
-
-
-def ranks_of(replica: int) -> list[int]:
-    """Return the processes of a replica's other ranks."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text(encoding="utf-8").rsplit(") ", 1)[1].split()[1])
-            command = (folder / "cmdline").read_bytes()
-        except (OSError, IndexError):  # it has just ended
-            continue
-        if parent == replica and b"spawn_main" in command:
-            found.append(int(folder.name))
-    return found
 
 
 def test_replicas_of_ranks_give_the_tokens_of_one_engine_and_outlive_a_rank(expected):
@@ -46,12 +33,12 @@ def test_replicas_of_ranks_give_the_tokens_of_one_engine_and_outlive_a_rank(expe
         assert asyncio.run(ask_all()) == expected
         server.wait_for("both replicas' processes are named", lambda: len(server.replica_pids()) == 2)
         replicas = server.replica_pids()
-        ranks = [ranks_of(replica) for replica in replicas]
+        ranks = [spawned_by(replica) for replica in replicas]
         assert [len(others) for others in ranks] == [1, 1], "each replica has one other rank"
         os.kill(ranks[0][0], signal.SIGKILL)
         server.wait_for("the replica that lost a rank ends", lambda: not Path(f"/proc/{replicas[0]}").exists())
         server.wait_for("another one takes its place", lambda: len(server.replica_pids()) == 2)
         server.wait_until_all_alive()
         assert asyncio.run(ask_all()) == expected, "its successor answers as it did"
-        left = [rank for replica in server.replica_pids() for rank in ranks_of(replica)]
+        left = [rank for replica in server.replica_pids() for rank in spawned_by(replica)]
     server.wait_for("no rank outlives its server", lambda: not any(Path(f"/proc/{rank}").exists() for rank in left))

@@ -13,32 +13,31 @@ from mini_engine.assembly.build import assemble, build_engine
 from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint import stored
-from mini_engine.distributed.tensor_parallel.shard import share_of, shared_by
-from mini_engine.engine.sampling_params import SamplingParams
-from tests.l11 import models
+from mini_engine.distributed.tensor_parallel.shard import (
+    bytes_per_step,
+    gathered_bytes_per_step,
+    share_of,
+    shared_by,
+)
+from mini_engine.kv.no_cache import NoCache, Recompute
+from tests.l11 import models as hybrids
 from tests.l18 import families
 from tests.l18.families import load, path_of
-from tests.l18.ranks import in_threads, part
-from tests.support import must_raise
+from tests.l18.ranks import answers, in_threads, part
+from tests.support import refused
 
-MODELS = (
-    *("two, tied, wide heads", "four, with biases", "131 tokens, untied", "131 tokens, tied"),
-    *("every fourth attends", "every second, one value head a key head, tied", "one delta net, last"),
-    *("windows", "interleaved", "plain rotary, tied"),
-)
-GIVEN = [pytest.mark.reference, pytest.mark.ci]
-FAST = [pytest.param(name, marks=GIVEN) for name in ("torch", "packed")]
 OPTIONS = {"num_blocks": 60, "block_size": 8, "kernel": "torch"}
 PROMPTS = [[5, 9, 11, 30] * 6, [7], list(range(20, 60)), [0, 65, 66, 129, 130]]
 
 # What joins the ranks' parts of a parameter: the first words that its name has.
 JOINED = (
-    (r"o_proj.bias|down_proj.bias", "added"),
+    (r"(o_proj|down_proj|out_proj)\.bias", "added"),
     (r"o_proj|down_proj|out_proj", "side by side"),
     (r"in_proj_qkv|conv1d", "three parts"),
+    (r"in_proj\.", "thirds"),
     (r"norm|q_a_proj|kv_a_proj", "copied"),
     (r"embed_tokens|lm_head", "padded"),
-    (r"[qkv]_proj|[qv]_b_proj|gate_proj|up_proj|in_proj_[zba]|A_log|dt_bias", "one below the other"),
+    (r"[qkv]_proj|[qv]_b_proj|gate_proj|up_proj|in_proj_[zba]|A_log|dt_bias|conv", "one below the other"),
 )
 
 
@@ -63,8 +62,9 @@ def joined(name, parts, config, num_ranks):
         return torch.stack(parts).sum(0)
     if how == "side by side":
         return torch.cat(parts, dim=1)
-    if how == "three parts":
-        sizes = [size // num_ranks for size in (config.key_dim, config.key_dim, config.value_dim)]
+    if how in ("three parts", "thirds"):
+        whole = (1, 1, 1) if how == "thirds" else (config.key_dim, config.key_dim, config.value_dim)
+        sizes = [size * len(parts[0]) // sum(whole) for size in whole]
         return torch.cat([torch.cat(same) for same in zip(*(one.split(sizes) for one in parts), strict=True)])
     if how == "copied":
         assert all(torch.equal(one, parts[0]) for one in parts), f"all ranks have the same {name}"
@@ -100,19 +100,9 @@ def test_each_rank_holds_its_share(name, num_ranks):
     for parameter, mine in parts_of(name, num_ranks)[-1].items():
         weight, how = whole(name).get_parameter(parameter), how_joined(parameter)
         rows = -(-len(weight) // num_ranks) if how == "padded" else len(weight)
-        each = num_ranks if how in ("side by side", "three parts", "one below the other") else 1
+        each = num_ranks if how in ("side by side", "three parts", "thirds", "one below the other") else 1
         assert mine.numel() == rows * weight[0].numel() // each, parameter
         assert mine.untyped_storage().nbytes() == mine.nbytes, f"{parameter} keeps more than its share"
-
-
-@pytest.mark.parametrize("name", ["four, with biases", "biases"])
-def test_a_bias_behind_an_all_reduce_is_added_once(name):
-    first, second = parts_of(name, 2)
-    biases = [parameter for parameter in first if parameter.endswith("o_proj.bias")]
-    assert biases
-    for bias in biases:
-        assert torch.equal(first[bias], whole(name).get_parameter(bias)) and first[bias].any()
-        assert not second[bias].any(), f"{bias} would be in the sum twice"
 
 
 @pytest.mark.parametrize("name", families.NAMES)
@@ -121,35 +111,42 @@ def test_a_rank_s_config_is_its_share_with_the_whole_vocabulary(name):
     assert part(path_of(name), 1, 2).config == share_of(config, 2, shared_by(config))
 
 
-def test_heads_of_a_hybrid_that_cannot_be_shared_evenly_are_refused():
-    with must_raise(UserError, "a hybrid with one key head in its delta nets cannot be shared by two ranks"):
-        part(models.checkpoint("every third, four value heads a key head, wide keys"), 0, 2)
+@pytest.mark.parametrize(
+    ("path", "num_ranks", "values"),
+    [
+        (hybrids.checkpoint("every third, four value heads a key head, wide keys"), 2, "2"),
+        (path_of("interleaved"), 3, "3 num_attention_heads 4 1, 2, 4"),
+    ],
+    ids=["one key head in the delta nets", "latents of four heads"],
+)
+def test_heads_that_cannot_be_shared_evenly_are_refused(path, num_ranks, values):
+    with refused(UserError, values):
+        part(path, 0, num_ranks)
 
 
 # ---------------------------------------------------------------- tokens
 
 
-def answers(engine):
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    requests = [engine.add_request(str(i), ids, params) for i, ids in enumerate(PROMPTS)]
-    while engine.has_unfinished:
-        engine.step()
-    assert [request.error for request in requests] == [None] * len(PROMPTS)
-    return [request.output_ids for request in requests]
+@pytest.mark.parametrize(
+    ("family", "num_ranks"), [("131 tokens, tied", 4), ("one query a key head, untied", 4), ("every fourth attends", 2)]
+)
+def test_ranks_give_the_tokens_of_the_whole_model(family, num_ranks):
+    expected = answers(build_engine(load(family), backend="reference", **OPTIONS), PROMPTS)
+    work = lambda model: answers(assemble(model, EngineConfig(**OPTIONS)), PROMPTS)  # noqa: E731
+    assert in_threads(path_of(family), num_ranks, "auto", work) == [expected] * num_ranks
 
 
-@pytest.mark.parametrize("backend", ["reference", *FAST])
-@pytest.mark.parametrize("family", MODELS)
-def test_two_ranks_give_the_tokens_of_the_whole_model(family, backend):
-    expected = answers(build_engine(load(family), backend="reference", **OPTIONS))
-    work = lambda model: answers(assemble(model, EngineConfig(**OPTIONS)))  # noqa: E731
-    first, second = in_threads(path_of(family), 2, backend, work)
-    assert first == expected, "the parts of both ranks make up the whole"
-    assert second == first, "both ranks have the same sums"
+@torch.inference_mode()
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("name", ["131 tokens, untied", "131 tokens, tied"])
+def test_the_bytes_of_a_step_are_those_of_the_formulas(name, num_ranks):
+    ids, config = torch.tensor([0, 32, 33, 65, 66, 130]), whole(name).config
 
+    def work(model):
+        model(ids, NoCache(), Recompute().plan(ids.tolist()))
+        return model.lm_head.collectives.traffic
 
-@pytest.mark.parametrize("family", ["one query a key head, untied", "131 tokens, tied"])
-def test_four_ranks_give_them_too(family):
-    expected = answers(build_engine(load(family), backend="reference", **OPTIONS))
-    work = lambda model: answers(assemble(model, EngineConfig(**OPTIONS)))  # noqa: E731
-    assert in_threads(path_of(family), 4, "auto", work) == [expected] * 4
+    gathered = gathered_bytes_per_step(config, len(ids), 4, num_ranks)
+    for traffic in in_threads(path_of(name), num_ranks, "reference", work):
+        assert traffic.calls == 2 * config.num_hidden_layers + 1 + 1, "all-reduces, and one gather"
+        assert traffic.bytes == bytes_per_step(config, len(ids), 4) + gathered

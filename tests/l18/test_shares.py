@@ -65,22 +65,6 @@ def test_one_number_that_cannot_be_divided_is_enough_to_refuse(sizes, num_ranks)
         share_of(config_of(*sizes), num_ranks)
 
 
-@pytest.mark.reference
-@pytest.mark.parametrize(
-    ("sizes", "num_ranks", "told"),
-    [
-        ((8, 4, 96), 3, "3 ranks cannot share num_key_value_heads = 4 evenly; choose one of 1, 2, 4"),
-        ((9, 6, 96), 2, "2 ranks cannot share num_attention_heads = 9 evenly; choose one of 1, 3"),
-        ((8, 4, 98), 4, "4 ranks cannot share intermediate_size = 98 evenly; choose one of 1, 2"),
-        ((8, 4, 96), 0, "0 ranks cannot share num_key_value_heads = 4 evenly; choose one of 1, 2, 4"),
-    ],
-)
-def test_our_own_refusal_names_what_cannot_be_shared_and_the_numbers_that_are_possible(sizes, num_ranks, told):
-    with pytest.raises(UserError) as caught:
-        share_of(config_of(*sizes), num_ranks)
-    assert str(caught.value) == told
-
-
 @pytest.mark.task(1)
 def test_two_vectors_a_layer_and_token_are_added_up_and_one_behind_the_embedding():
     config = config_of(8, 4, 96)

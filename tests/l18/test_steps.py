@@ -5,22 +5,19 @@ from functools import cache
 import pytest
 import torch
 
+from mini_engine.assembly.build import build_engine
 from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.distributed.tensor_parallel.messages import Call, PoolSize
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.runner import Step
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.families.qwen3 import load_model
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
-from mini_engine.gpu.graphs import no_graph
 from mini_engine.pocket import POCKET_DIR
-from tests.l18.ranks import Wire, engine_over, follow, part
-
-POCKET_HYBRID_DIR = shipped_checkpoint("pocket-hybrid")
+from tests.l15.pocket import directory as windows_directory
+from tests.l18.families import load, path_of
+from tests.l18.ranks import Wire, answers, engine_over, follow, part
 
 OPTIONS = {"num_blocks": 40, "block_size": 8}
-PROMPTS = [[5, 9, 11, 30] * 4, [7], [5, 9, 11, 30] * 3 + [8]]
 
 
 @cache
@@ -28,21 +25,12 @@ def pocket():
     return load_model(POCKET_DIR)
 
 
-def answers(engine, **params):
-    """Answer all prompts together; return their tokens."""
-    chosen = SamplingParams(**{"temperature": 0, "max_tokens": 8, "ignore_eos": True} | params)
-    requests = [engine.add_request(str(i), ids, chosen) for i, ids in enumerate(PROMPTS)]
-    while engine.has_unfinished:
-        engine.step()
-    assert [request.error for request in requests] == [None] * len(PROMPTS)
-    return [request.output_ids for request in requests]
-
-
 class Noting:
     """A model that notes what it is fed, and the pool that it writes to."""
 
-    def __init__(self):
-        self.model, self.config = pocket(), pocket().config
+    def __init__(self, model=None):
+        self.model = model or pocket()
+        self.config = self.model.config
         self.device, self.dtype = self.model.device, self.model.dtype
         self.fed, self.pools = [], []
 
@@ -111,23 +99,36 @@ def test_another_rank_feeds_what_rank_0_chose(params):
         torch.testing.assert_close(mine.flatten(0, 1)[slots], theirs.flatten(0, 1)[slots])
 
 
-def test_another_rank_makes_the_pool_that_it_is_told():
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])
+def test_another_rank_makes_the_pool_that_it_is_told(kv_dtype):
     wire, other = Wire(), Noting()
+    own = []
     for num_blocks in (40, 20):
-        answers(engine_over(wire, num_blocks=num_blocks, block_size=8))
+        engine = engine_over(wire, num_blocks=num_blocks, block_size=8, kv_dtype=kv_dtype)
+        answers(engine)
+        own.append(engine.runner.pool)
     follow(wire.sent, other)
-    assert [pool.K[0].shape[0] for pool in other.pools] == [40, 20], "a new size means a new, empty pool"
+    for theirs, ours in zip(other.pools, own, strict=True):
+        assert type(theirs) is type(ours) and getattr(theirs, "rows", None) == getattr(ours, "rows", None)
+        assert (theirs.K[0].shape, theirs.K[0].dtype) == (ours.K[0].shape, ours.K[0].dtype), "a new size, a new pool"
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
-def test_another_rank_makes_a_pool_of_the_same_format(kv_dtype):
-    wire, other = Wire(), Noting()
-    engine = engine_over(wire, kv_dtype=kv_dtype, **OPTIONS)
-    answers(engine)
-    follow(wire.sent, other)
-    [pool] = other.pools
-    assert type(pool) is type(engine.runner.pool) and pool.rows == engine.runner.pool.rows
-    assert pool.K[0].shape == engine.runner.pool.K[0].shape and pool.K[0].dtype == engine.runner.pool.K[0].dtype
+def test_windows_make_pools_of_one_group_s_layers():
+    """Two full layers and four windows: blocks of two layers."""
+    wire = Wire(part(windows_directory(), 0, 2))
+    pool = engine_over(wire, **OPTIONS, backend="reference", kernel="torch").runner.pool
+    [size] = [message for message in wire.sent if isinstance(message, PoolSize)]
+    assert size.maker.config.num_hidden_layers == len(pool.K) == 2
+    assert size.maker.config.k_shape[0] == pool.K[0].shape[2] == 1, "and of a rank's share of the heads"
+
+
+def test_the_memory_of_a_rank_holds_no_more_latents_than_one_process():
+    """They have no heads to share."""
+    options = {"kv_bytes": 2**20, "block_size": 8, "kernel": "torch", "backend": "reference"}
+    wire = Wire(part(path_of("interleaved"), 0, 2))
+    pool = engine_over(wire, **options).runner.pool
+    assert pool.num_blocks == build_engine(load("interleaved"), **options).runner.pool.num_blocks
+    assert pool.K[0].shape[2] == 1 and wire.sent[0].num_blocks == pool.num_blocks
 
 
 def test_another_rank_copies_what_rank_0_copies():
@@ -152,47 +153,16 @@ def test_the_runner_tells_of_its_ranks_and_ends_them():
     assert wire.is_closed, "the other ranks end with the engine"
 
 
-def test_another_rank_ends_when_rank_0_does():
-    follow([], Noting())
-
-
-# ---------------------------------------------------------------- captured steps, and states
-
-
-def test_a_padded_step_is_padded_in_every_rank():
-    """A captured step feeds rows of padding; a rank that left them out would add up fewer rows than rank 0."""
-    wire, other = Wire(), Noting()
-    limits = SchedulerConfig(max_num_seqs=4)
-    engine = engine_over(wire, capture=no_graph, scheduler_config=limits, **OPTIONS)
-    assert answers(engine) == answers(Engine.for_model(pocket(), **OPTIONS))
-    steps = [message for message in wire.sent if isinstance(message, Step)]
-    assert 4 in {len(step.token_ids) for step in steps}, "three requests decode in a step of four rows"
-    follow(wire.sent, other)
-    assert other.fed == [step.token_ids.tolist() for step in steps]
-    slots = torch.cat([step.meta.slot_mapping for step in steps])
-    for mine, theirs in zip(engine.runner.pool.K, other.pools[0].K, strict=True):
-        torch.testing.assert_close(mine.flatten(0, 1)[slots], theirs.flatten(0, 1)[slots])
-
-
-class NotingHybrid(Noting):
-    """As Noting, with lesson 11's model."""
-
-    def __init__(self):
-        super().__init__()
-        self.model = hybrid()
-        self.config = self.model.config
-
-
 @cache
 def hybrid():
-    return QWEN3_5.load(POCKET_HYBRID_DIR)
+    return QWEN3_5.load(shipped_checkpoint("pocket-hybrid"))
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"scheduler_config": SchedulerConfig(chunked_prefill_size=5)}], ids=["whole", "chunks"]
 )
 def test_another_rank_has_the_states_of_rank_0(options):
-    wire, other = Wire(hybrid()), NotingHybrid()
+    wire, other = Wire(hybrid()), Noting(hybrid())
     engine = engine_over(wire, max_track_slots=2, checkpoint_interval=8, **OPTIONS | options)
     first = answers(engine)
     assert answers(engine) == first, "the second time states are copied from checkpoints"
@@ -205,12 +175,3 @@ def check_states(engine, other):
     mine, theirs = engine.runner.pool.states, other.states
     for ours, others in ((mine.recurrent_state, theirs.recurrent_state), (mine.conv_state, theirs.conv_state)):
         assert torch.allclose(ours[:, 1:], others[:, 1:], atol=1e-4), "states are copied in every rank, and reset"
-
-
-def test_a_padded_step_of_a_hybrid_is_padded_in_every_rank():
-    wire, other = Wire(hybrid()), NotingHybrid()
-    options = OPTIONS | {"scheduler_config": SchedulerConfig(max_num_seqs=4)}
-    engine = engine_over(wire, capture=no_graph, **options)
-    assert answers(engine) == answers(engine_over(Wire(hybrid()), **options))
-    follow(wire.sent, other)
-    assert any(len(fed) == 4 for fed in other.fed)

@@ -88,15 +88,6 @@ def test_gloo_has_ten_seconds_to_meet_and_then_as_long_as_patience_allows(joined
     assert joined[0][1]["timeout"].total_seconds() < 10 and joined[1:] == [("set_timeout", MINUTE)]
 
 
-def place(device):
-    return Place("", None, torch.float32, "auto", 2, None, None, 1, device)
-
-
-def test_each_rank_has_the_gpu_of_its_number():
-    assert [place("cuda").device_of(rank) for rank in (0, 1)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
-    assert place("cpu").device_of(1) == torch.device("cpu")
-
-
 class Pipe:
     """A pipe with one message."""
 
@@ -122,23 +113,33 @@ def test_a_step_arrives_on_the_device_of_the_rank_that_gets_it():
     assert receive(Pipe(step), torch.device("cpu")).meta.positions.tolist() == [3, 4]
 
 
+@pytest.fixture
+def gpus(monkeypatch):
+    """Return what lets torch see GPUs, connected by NCCL or not."""
+
+    def see(num_gpus, nccl=True):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+        monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
+
+    return see
+
+
 @pytest.mark.parametrize(("num_gpus", "nccl"), [(0, True), (1, True), (2, False)])
-def test_ranks_on_gpus_that_are_not_there_are_refused(monkeypatch, num_gpus, nccl):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
+def test_ranks_on_gpus_that_are_not_there_are_refused(gpus, num_gpus, nccl):
+    gpus(num_gpus, nccl)
     with pytest.raises(UserError, match="device 'cpu'"):
         device_of_ranks("cuda", 2)
     assert device_of_ranks("cpu", 2) == "cpu"
+
+
+def test_with_a_gpu_for_each_rank_they_are_used(gpus):
+    gpus(2)
+    assert device_of_ranks("auto", 2) == device_of_ranks("cuda", 2) == "cuda"
     with pytest.raises(UserError, match="cuda:1"):
         device_of_ranks("cuda:1", 2)
-
-
-def test_with_a_gpu_for_each_rank_they_are_used(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    assert device_of_ranks("auto", 2) == device_of_ranks("cuda", 2) == "cuda"
+    place = Place("", None, torch.float32, "auto", 2, None, None, 1, "cuda")
+    assert [place.device_of(rank) for rank in (0, 1)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
 
 
 # ---------------------------------------------------------------- gloo's address

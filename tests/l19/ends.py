@@ -22,7 +22,7 @@ from mini_engine.handover.protocol import Ended, Filled
 from mini_engine.handover.stage import State
 from mini_engine.handover.workers import PrefillWorkers
 from mini_engine.text.tokenizer import Tokenizer
-from tests.l18.ends import wait_for
+from tests.processes import wait_for
 from tests.support import some_ids
 
 BLOCK, CHUNK, NEW = 8, 32, 8

@@ -8,7 +8,7 @@ from mini_engine.handover.receiver import ReceivingConnector
 from mini_engine.handover.sender import SendingConnector
 from mini_engine.handover.stage import TRANSITIONS, BrokenProtocol, Event, Stage, State
 from mini_engine.handover.transfers import Transfers
-from tests.l12.cells import BLOCKS, SIZE, Cells, digests
+from tests.l12.cells import SIZE, Cells, digests
 
 
 class Memory:
@@ -160,6 +160,3 @@ class Sender:
 def block_of(tokens, index, namespace=None):
     """Return what block `index` of a text must hold."""
     return digests(namespace, tokens)[index * SIZE : (index + 1) * SIZE]
-
-
-__all__ = ["BLOCKS", "SIZE", "Cells", "Ledger", "Receiver", "Sender", "Senders", "StateOfText", "block_of", "stage_of"]

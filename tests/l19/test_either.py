@@ -47,44 +47,48 @@ def test_a_worker_is_asked_if_enough_whole_blocks_are_missing(num_blocks, min_to
     assert found.num_tokens == (4 if is_asked else num_blocks) * SIZE
 
 
-def test_what_a_worker_brings_goes_to_the_tiers():
+@pytest.fixture
+def world():
+    """A receiver, tiers that have nothing, and a manager over both."""
     receiver, connector = either(0, 0)
     manager = coordinated(BLOCKS, SIZE, receiver.cells.copy, prefixes=PrefixCache, connector=connector)
+    return receiver, connector, manager
+
+
+def arrive(receiver, manager, num_buffers):
+    """Ask for TEXT, and let that much of it arrive; return the transfer."""
     assert manager.cost(TEXT, len(TEXT)).should_wait
     [transfer] = receiver.transfers.of_id.values()
-    receiver.fill(transfer, 4, tokens=TEXT)
+    receiver.fill(transfer, num_buffers, tokens=TEXT)
+    return transfer
+
+
+def test_what_a_worker_brings_goes_to_the_tiers(world):
+    receiver, connector, manager = world
+    arrive(receiver, manager, 4)
     assert manager.allocate("a", TEXT) == 4 * SIZE
     [stored] = connector.tiers.saved
     held = [receiver.cells.slots[block * SIZE + i] for block in stored.blocks for i in range(SIZE)]
     assert held == digests(None, TEXT)[: 4 * SIZE] and stored.start == 0 and not connector.brought
-    assert connector.tiers.kept == [True], (
-        "a worker has brought what goes with the last block, too: a state, for example"
-    )
+    assert connector.tiers.kept == [True], "with what goes with the last block: a state, for example"
 
 
-def test_only_the_blocks_that_a_worker_brought_go_to_the_tiers():
+def test_only_the_blocks_that_a_worker_brought_go_to_the_tiers(world):
     """The pool has had the first two blocks since another prompt: the tiers were given them then."""
-    receiver, connector = either(0, 0)
-    manager = coordinated(BLOCKS, SIZE, receiver.cells.copy, prefixes=PrefixCache, connector=connector)
+    receiver, connector, manager = world
     manager.allocate("before", TEXT[: 2 * SIZE])
     manager.grow("before", 2 * SIZE)
     manager.commit("before", TEXT[: 2 * SIZE], 2 * SIZE)
     connector.tiers.saved.clear()
-    assert manager.cost(TEXT, len(TEXT)).should_wait
-    [transfer] = receiver.transfers.of_id.values()
-    receiver.fill(transfer, 2, tokens=TEXT)
+    arrive(receiver, manager, 2)
     assert manager.allocate("a", TEXT) == 4 * SIZE
     [stored] = connector.tiers.saved
     assert (stored.start, len(stored.blocks)) == (2, 4)
 
 
-def test_what_has_arrived_of_a_lost_worker_s_prompt_goes_to_the_tiers_under_its_own_name():
-    receiver, connector = either(0, 0)
-    manager = coordinated(BLOCKS, SIZE, receiver.cells.copy, prefixes=PrefixCache, connector=connector)
-    assert manager.cost(TEXT, len(TEXT)).should_wait
-    [transfer] = receiver.transfers.of_id.values()
-    receiver.fill(transfer, 2, tokens=TEXT)
-    receiver.transfers.lose(transfer.sender, "the worker is gone")
+def test_what_has_arrived_of_a_lost_worker_s_prompt_goes_to_the_tiers_under_its_own_name(world):
+    receiver, connector, manager = world
+    receiver.transfers.lose(arrive(receiver, manager, 2).sender, "the worker is gone")
     assert manager.allocate("a", TEXT) == 2 * SIZE
     [stored] = connector.tiers.saved
     assert stored.key == key_of(TEXT[: 2 * SIZE]) and len(stored.blocks) == 2, "the blocks hold the tokens of the key"

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -18,9 +17,7 @@ from pathlib import Path
 import pytest
 
 from mini_engine.base.errors import UserError
-from mini_engine.handover import workers
 from mini_engine.handover.opening import workers_of
-from tests.l18.ends import WAIT_SECONDS, deadline, is_alive, wait_for, wait_until_gone
 from tests.l19.ends import (
     PROMPTS,
     SIGNALS,
@@ -35,13 +32,11 @@ from tests.l19.ends import (
     expected,
     receiving,
 )
+from tests.processes import WAIT_SECONDS, deadline, is_alive, posix, state_of, wait_for, wait_until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 nightly = pytest.mark.nightly
-pytestmark = [
-    pytest.mark.reference,  # about the engine, not about a task
-    pytest.mark.skipif(sys.platform == "win32", reason="sends signals, the POSIX way"),
-]
+pytestmark = [pytest.mark.reference, posix]  # about the engine, not about a task
 PATIENCE = 3 * WAIT_SECONDS
 SENDER_POINTS = ["asked", "copying", "copied", "filled", "ending", "cancelled"]
 RECEIVER_POINTS = ["asked", "filled", "copying", "cancelled"]
@@ -50,12 +45,10 @@ RECEIVER_POINTS = ["asked", "filled", "copying", "cancelled"]
 @pytest.fixture(autouse=True)
 def no_traces():
     """Shared memory has no names, so nothing of it is left, however processes end."""
-    shared = Path("/dev/shm")
-    before = {path.name for path in shared.iterdir()} if shared.is_dir() else set()
+    before = set(Path("/dev/shm").glob("pym-*"))
     with deadline(PATIENCE):
         yield
-    left = {path.name for path in shared.iterdir() if path.name.startswith("pym-")} if shared.is_dir() else set()
-    assert left <= before
+    assert set(Path("/dev/shm").glob("pym-*")) <= before
 
 
 @contextmanager
@@ -124,26 +117,6 @@ def test_one_of_two_workers_is_lost(tmp_path):
         assert answers(engine) == [expected("pocket", prompt) for prompt in PROMPTS]
         wait_for("a third worker is ready", lambda: sorted(workers_of(engine).handles)[-1] == 3)
         assert len(workers_of(engine).handles) == 2
-        check_nothing_is_held(engine)
-
-
-@nightly
-def test_a_worker_that_always_dies_is_replaced_after_a_pause(tmp_path, monkeypatch):
-    """Each one gets a marker of its own by deleting the last one."""
-    monkeypatch.setattr(workers, "FIRST_PAUSE", 60.0)
-    marker = tmp_path / "marker"
-    with faulty("copied", "killed", marker) as engine:
-        for number in (1, 2, 3):
-            prompt = PROMPTS[2][number:]
-            assert answers(engine, [prompt], name=f"{number}-") == [expected("pocket", prompt)]
-            marker.unlink()
-            if number < 3:
-                wait_for("another worker is ready", lambda n=number: list(workers_of(engine).handles) == [n + 1])
-        threads = lambda: {thread.name for thread in threading.enumerate()}  # noqa: E731
-        wait_for("the third loss is dealt with", lambda: "prefill-3" not in threads())
-        assert not workers_of(engine).handles and events(engine)["losses"] == 3
-        assert workers_of(engine).num_away == 1 and "prefill-start" in threads(), "after three losses in a row it waits"
-        assert answers(engine, [PROMPTS[0]], name="here") == [expected("pocket", PROMPTS[0])], "computed here"
         check_nothing_is_held(engine)
 
 
@@ -229,15 +202,10 @@ def test_a_worker_ends_when_its_receiver_is_killed(when):
 @pytest.mark.parametrize("when", RECEIVER_POINTS)
 def test_a_receiver_that_was_stopped_goes_on(when):
     with receiver(when, "SIGSTOP") as (process, worker):
-        wait_for("the receiver stands still", lambda: is_stopped(process.pid))
+        wait_for("the receiver stands still", lambda: state_of(process.pid) == "T")
         time.sleep(7)  # longer than a worker may be silent
         assert is_alive(worker), "its receiver lives"
         os.kill(process.pid, signal.SIGCONT)
         out, err = process.communicate(timeout=WAIT_SECONDS)
         assert process.returncode == 0, err
         assert json.loads(out) == [expected("pocket", prompt) for prompt in PROMPTS]
-
-
-def is_stopped(pid):
-    state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, encoding="utf-8").stdout
-    return state.startswith("T")

@@ -1,20 +1,10 @@
 """Lesson 19. The handshake: two ends that differ in what decides a buffer's bytes exchange none."""
 
-import pickle
-from array import array
 from dataclasses import fields, replace
 
 import pytest
 
-from mini_engine.handover.protocol import (
-    Ask,
-    Cancel,
-    Close,
-    Ended,
-    Failed,
-    Filled,
-    Layout,
-)
+from mini_engine.handover.protocol import Layout
 
 OURS = Layout("1" * 64, "c" * 64, "float32", 16, 4096, 0)
 OTHER = {
@@ -77,21 +67,3 @@ def test_the_sentence_is_about_the_other_process():
 
 def test_the_test_knows_every_field():
     assert set(OTHER) == {field.name for field in fields(Layout)}
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        OURS,
-        Ask(3, array("i", range(9)), "tenant", 0, 2, [4, 1]),
-        Cancel(3),
-        Close(),
-        Filled(3, 2),
-        Ended(3, "cancelled", 5),
-        Failed("no such file"),
-    ],
-    ids=lambda message: type(message).__name__,
-)
-def test_a_message_arrives_as_it_was_sent(message):
-    got = pickle.loads(pickle.dumps(message))
-    assert got == message and type(got) is type(message)

@@ -1,14 +1,13 @@
-"""Lesson 19. Prefill workers behind the server: answers, clients that leave, workers that die, restarts, the drain."""
+"""Lesson 19. Prefill workers behind the server: answers, metrics, restarts, the drain.
+
+`test_faults.py` has workers that die and requests that are aborted.
+"""
 
 import asyncio
 import os
 import signal
-import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +16,7 @@ pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
 from prometheus_client import generate_latest
 
-from mini_engine.__main__ import main
 from mini_engine.assembly.llm import LLM
-from mini_engine.distributed.restart import Restart
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import EngineWorker
 from mini_engine.handover.opening import workers_of
@@ -31,10 +28,9 @@ from mini_engine.server.metrics import Metrics, TierMetrics
 from mini_engine.server.server_config import ServerConfig
 from tests.l7.service import PATIENCE, Service, Unwritten, exchange, read_answer
 from tests.l7.test_drain import Process, serving
+from tests.processes import is_alive, posix, spawned_by
 
 nightly = pytest.mark.nightly
-needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGSTOP and no SIGHUP")
-needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="finds the workers' processes in /proc")
 pytestmark = pytest.mark.reference  # no task is about this
 
 OPTIONS = {"num_blocks": 400, "block_size": 8, "handover_min_tokens": 0}
@@ -45,23 +41,17 @@ EVENTS = {"transfers", "tokens", "bytes", "milliseconds", "cancelled", "fallback
 
 
 def asked(prompt, **more):
-    return (
-        {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
-        | {"return_token_ids": True}
-        | more
-    )
+    fixed = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True}
+    return fixed | {"prompt": prompt} | more
 
 
 class Handover(Service):
     """A server in this process around the pocket model, with one prefill worker."""
 
-    def __init__(self, **options) -> None:
-        self.options = OPTIONS | {"prefill_workers": 1} | options
-
     def __enter__(self) -> "Handover":
         with ExitStack() as stack:
             self.unwritten = stack.enter_context(Unwritten())
-            self.llm = stack.enter_context(LLM(dtype="float32", device="cpu", **self.options))
+            self.llm = stack.enter_context(LLM(dtype="float32", device="cpu", prefill_workers=1, **OPTIONS))
             self.engine, self.metrics = self.llm.engine, Metrics()
             self.config = ServerConfig("pocket")
             self.worker = stack.enter_context(EngineWorker(self.engine, self.llm.tokenizer, 256, self.metrics))
@@ -86,10 +76,6 @@ class Handover(Service):
     def states(self) -> set[State]:
         """The states of all buffers."""
         return set(self.workers.transfers.buffers.states)
-
-    def event(self, name: str) -> int:
-        """A count of /metrics."""
-        return events(self.get("/metrics").body)[name]
 
     def check_nothing_is_left(self) -> None:
         """Wait until no block and no buffer is in use, on either side."""
@@ -143,7 +129,7 @@ def handover():
 # Answers
 
 
-@pytest.mark.nightly
+@nightly
 def test_answers_are_those_of_one_process_and_metrics_say_what_was_handed_over(handover: Handover, expected):
     found = tokens_of(ask_all(handover, [*SHORT, *MANY]))
     assert found == [expected[tuple(prompt)] for prompt in (*SHORT, *MANY)], "streamed side by side"
@@ -157,7 +143,7 @@ def test_answers_are_those_of_one_process_and_metrics_say_what_was_handed_over(h
 
 
 @nightly
-@needs_signals
+@posix
 def test_answers_go_on_while_a_worker_does_nothing(handover: Handover, expected):
     prompt = [7, *range(900, 1000)]
     os.kill(handover.handle.process.pid, signal.SIGSTOP)
@@ -173,90 +159,19 @@ def test_answers_go_on_while_a_worker_does_nothing(handover: Handover, expected)
     handover.check_nothing_is_left()
 
 
-# Clients that leave
-
-
 @nightly
-@needs_signals
-@pytest.mark.parametrize("is_streamed", [True, False])
-def test_a_client_that_leaves_frees_both_sides(handover: Handover, is_streamed):
-    before, pid = handover.event("cancelled"), handover.handle.process.pid
-    os.kill(pid, signal.SIGSTOP)  # so the prompt is still on its way when the client leaves
-    try:
-        with handover.connect(asked([8 + is_streamed, *range(900, 1000)], stream=is_streamed)):
-            handover.wait_until("the prompt is on its way", lambda: State.LENT in handover.states)
-        handover.wait_until_idle()
-        handover.wait_until("the worker owes the buffers", lambda: State.OWED in handover.states)
-        assert State.LENT not in handover.states
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    handover.check_nothing_is_left()
-    assert handover.event("cancelled") == before + 1
-    assert handover.handle.process.pid == pid, "the worker was not replaced"
-
-
-# Workers that die
-
-
-@nightly
-@needs_signals
-def test_a_worker_killed_in_the_middle_of_a_request_is_not_noticed_by_the_client(handover: Handover, expected):
-    before = {name: handover.event(name) for name in ("losses", "fallbacks")}
-    handle = handover.handle
-    os.kill(handle.process.pid, signal.SIGSTOP)
-    prompt = MANY[-1]
-    with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(ask_all, handover, [prompt], cache_salt="killed")
-        handover.wait_until("the prompt is on its way", lambda: State.LENT in handover.states)
-        os.kill(handle.process.pid, signal.SIGKILL)
-        assert tokens_of(answer.result()) == [expected[tuple(prompt)]]
-    assert handover.get("/health").status == 200
-    assert {name: handover.event(name) for name in before} == {name: count + 1 for name, count in before.items()}
-    handover.wait_until("another worker takes its place", lambda: handle.number not in handover.workers.handles)
-    handover.wait_until("it is ready", lambda: len(handover.workers.handles) == 1)
-    transfers = handover.event("transfers")
-    assert tokens_of(ask_all(handover, [MANY[-2]], cache_salt="new")) == [expected[tuple(MANY[-2])]]
-    assert handover.event("transfers") == transfers + 1, "the new worker computes prompts"
-    handover.check_nothing_is_left()
-
-
-# Rolling restarts
-
-
-@nightly
-def test_workers_that_cannot_be_replaced_stay(handover: Handover, expected, caplog, monkeypatch):
-    handles = dict(handover.workers.handles)
-    assert len(handles) == 1
-    monkeypatch.setattr(handover.workers, "build", no_engine)
-    restart = Restart(handover.workers.replace_all, "all prefill workers")
-    restart.begin()
-    assert restart.running.locked()
-    restart.begin()  # does nothing
-    assert restart.running.acquire(timeout=PATIENCE), "the restart has ended"
-    assert handover.workers.handles == handles, "the old worker goes on"
-    [said] = [record.getMessage() for record in caplog.records if record.name == "mini_engine.distributed.restart"]
-    assert "no memory is left" in said and "\n" not in said
-    assert tokens_of(ask_all(handover, [SHORT[2]])) == [expected[tuple(SHORT[2])]]
-
-
-def no_engine(block, say):
-    """What a worker's process runs in the test above."""
-    raise MemoryError("no memory is left for a worker")
-
-
-@nightly
-@needs_proc
+@posix
 def test_sighup_replaces_all_workers_and_no_request_fails(expected):
     options = ("--num-blocks", "400", "--block-size", "8", "--handover-min-tokens", "0", "--grace-seconds", "30")
     with serving("--prefill-workers", "2", *options) as server:
-        before = workers_below(server.process.pid)
+        before = set(spawned_by(server.process.pid))
         assert len(before) == 2
 
         async def scene():
             server.process.send_signal(signal.SIGHUP)
             server.process.send_signal(signal.SIGHUP)  # does nothing: a restart is under way
             found, salts = [], iter(range(10**6))
-            while not before.isdisjoint(workers_below(server.process.pid)):
+            while not before.isdisjoint(spawned_by(server.process.pid)):
                 asks = [exchange(server, asked(prompt, cache_salt=str(next(salts)))) for prompt in MANY[::2]]
                 found += zip(MANY[::2], await asyncio.gather(*asks), strict=True)
             return found
@@ -266,9 +181,8 @@ def test_sighup_replaces_all_workers_and_no_request_fails(expected):
         assert len(found) >= 4
         wrong = [prompt for prompt, (status, text) in found if (status, tokens(text)) != expected[tuple(prompt)]]
         assert not wrong, "every request was answered, by an old worker, a new one, or the server itself"
-        after = workers_below(server.process.pid)
+        after = set(spawned_by(server.process.pid))
         assert len(after) == 2 and before.isdisjoint(after)
-        before = set(after)
         counts = events(asyncio.run(metrics(server)))
         assert counts["losses"] == 0 and counts["transfers"] > 0
         check_drain(server, after, expected)
@@ -298,7 +212,7 @@ def check_drain(server: Process, workers: set[int], expected) -> None:
     assert [(status, tokens(text)) for status, text in found] == [expected[tuple(prompt)] for prompt in MANY]
     code, errors = server.end()
     assert (code, errors) == (0, "")
-    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()], "no worker outlives its server"
+    assert not any(map(is_alive, workers)), "no worker outlives its server"
 
 
 async def metrics(server: Process) -> str:
@@ -315,47 +229,8 @@ async def get(server: Process, path: str) -> str:
     return text
 
 
-def workers_below(parent: int) -> set[int]:
-    """Return the processes that a process has spawned and that run."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, above, *_ = (folder / "stat").read_text(encoding="utf-8").rsplit(") ", 1)[1].split()
-            command = (folder / "cmdline").read_bytes()
-        except (OSError, IndexError):  # it has just ended
-            continue
-        if int(above) == parent and state != "Z" and b"spawn_main" in command:
-            found.add(int(folder.name))
-    return found
-
-
 @nightly
-@needs_proc
-def test_no_worker_outlives_a_server_that_is_killed():
-    with serving("--prefill-workers", "1") as server:
-        workers = workers_below(server.process.pid)
-        server.process.kill()
-        server.process.wait()
-        deadline = time.monotonic() + PATIENCE
-        while any(Path(f"/proc/{pid}").exists() for pid in workers):
-            assert time.monotonic() < deadline, "a worker ends with the process that it computes for"
-            time.sleep(0.05)
-    assert len(workers) == 1
-
-
-# The command
-
-
-def test_the_commands_say_what_the_options_do(capsys):
-    with pytest.raises(SystemExit):
-        main(["serve", "--help"])
-    found = capsys.readouterr().out
-    for option in ("--prefill-workers N", "--handover-bytes N", "--handover-min-tokens N"):
-        assert option in found
-
-
-@nightly
-@needs_proc
+@posix
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'distributed'")
 def test_each_replica_has_workers_of_its_own(expected):
     from tests.l13.fleet_server import FleetServer
@@ -365,10 +240,7 @@ def test_each_replica_has_workers_of_its_own(expected):
         server.wait_until_all_alive()
         assert tokens_of(ask_all(server, MANY)) == [expected[tuple(prompt)] for prompt in MANY]
         server.wait_for("both replicas' processes are named", lambda: len(server.replica_pids()) == 2)
-        workers = [workers_below(replica) for replica in server.replica_pids()]
+        workers = [spawned_by(replica) for replica in server.replica_pids()]
         assert [len(each) for each in workers] == [1, 1]
         assert set(server.by_replica("tier_events_total", tier="prefill", event="transfers")) == {"0", "1"}
-    server.wait_for(
-        "no worker outlives its server",
-        lambda: not any(Path(f"/proc/{pid}").exists() for each in workers for pid in each),
-    )
+    server.wait_for("no worker outlives its server", lambda: not any(is_alive(pid) for each in workers for pid in each))

@@ -27,19 +27,23 @@ class Dying:
         self.is_dead = True
 
 
-class First:
-    """Chooses the first worker."""
+class Noting:
+    """A policy that notes what it is asked, and chooses the last worker."""
+
+    def __init__(self):
+        self.asked, self.told = [], []
 
     def choose(self, keys, loads):
-        return min(loads)
+        self.asked.append((keys, loads))
+        return max(loads)
 
     def sent(self, number, keys):
-        pass
+        self.told.append((number, keys))
 
 
 @pytest.fixture
 def workers():
-    workers = PrefillWorkers(lambda: None, 0, None, First(), 4)
+    workers = PrefillWorkers(lambda: None, 0, None, Noting(), 4)
     workers.transfers = Transfers(6)
     workers.num_added = 0
     workers._replace_lost = lambda: setattr(workers, "num_added", workers.num_added + 1)
@@ -198,10 +202,28 @@ def test_buffers_that_are_not_its_own_end_a_worker(workers):
     )
 
 
-def test_without_workers_there_is_none_to_choose(workers):
-    assert workers.choose(array("i", range(9)), None) is None
-    workers.handles[3] = Dying(3)
-    assert workers.choose(array("i", range(9)), None) == 3
+def test_workers_that_cannot_be_replaced_stay(workers):
+    old, new = Dying(1), Dying(2)
+    new.shake_hands = lambda layout: 1 / 0
+    workers.handles, workers.layout, workers._start = {1: old}, object(), lambda: new
+    with pytest.raises(ZeroDivisionError):
+        workers.replace_all()
+    assert workers.handles == {1: old} and not old.sent and new.is_dead
+
+
+def test_prompts_are_known_by_their_whole_blocks_and_by_their_namespace(workers):
+    policy = workers.policy
+    assert workers.choose(array("i", range(9)), None) is None and not policy.asked, "there is no worker"
+    workers.handles = {1: Dying(1), 2: Dying(2)}
+    workers.transfers.ask(2, 0, 3, 0)
+    for namespace in (None, "a", "a"):
+        assert workers.choose(array("i", range(9)), namespace) == 2
+    workers.choose(array("i", range(4)), "a")
+    (plain, loads), (first, _), (again, _), (shorter, _) = policy.asked
+    assert loads == {1: 0.0, 2: 1.0} and len(plain) == 2, "two whole blocks of nine tokens"
+    assert first == again and shorter == first[:1], "the same blocks have the same keys"
+    assert not set(plain) & set(first), "what one namespace has computed is of no use to another"
+    assert policy.told == [(2, keys) for keys, _ in policy.asked]
 
 
 def test_a_start_that_stands_still_is_given_up():

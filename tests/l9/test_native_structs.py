@@ -43,12 +43,6 @@ def kind_of(ctype: type) -> str:
     return next((name for name, number in NUMBERS.items() if number is ctype), ctype.__name__)
 
 
-def test_the_reader_of_structs_on_its_own():
-    source = "struct A {  // b; c\n    int64_t x, y;\n    const void *p, *q;\n    T *const *r;\n    Inner in;\n};\n"
-    pointers = [(name, "pointer") for name in "pqr"]
-    assert fields_in_cpp("A", source) == [("x", "int64_t"), ("y", "int64_t"), *pointers, ("in", "Inner")]
-
-
 @pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
 def test_python_and_cpp_agree_on_every_field(struct):
     in_cpp = fields_in_cpp(struct.__name__, (PACKAGE / STRUCTS[struct]).read_text(encoding="utf-8"))

@@ -98,16 +98,12 @@ def test_rows_of_activations_begin_an_odd_number_of_cache_lines_apart(width, dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_threads_change_no_bit(dtype):
+def test_threads_change_no_bit(dtype, torch_threads):
     _, _, layer = make(200, 50, dtype)
-    x, before = torch.randn(300, 50).to(dtype), torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 3, 5):
-            torch.set_num_threads(threads)
-            results.append(torch.cat([layer(x), layer(x[:17])]))
-    finally:
-        torch.set_num_threads(before)
+    x, results = torch.randn(300, 50).to(dtype), []
+    for threads in (1, 2, 3, 5):
+        torch.set_num_threads(threads)
+        results.append(torch.cat([layer(x), layer(x[:17])]))
     assert all(torch.equal(result, results[0]) for result in results), "each sum must be computed by a single thread"
 
 
