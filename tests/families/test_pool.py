@@ -5,6 +5,8 @@ Protects readers who choose a GPU by these figures.
 
 import json
 
+from scripts.pages.models import models
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from mini_engine.__main__ import main
 from mini_engine.assembly.costs import Costs
 from mini_engine.assembly.engine_config import EngineConfig
 from tests.families.engines import LONG, OPTIONS, UNCACHED, ask, engine_of, pools_of
-from tests.families.rows import BLOCK, each_exact
+from tests.families.rows import BLOCK, MODELS, each_exact
 
 
 def costs_of(model, kv_dtype="auto"):
@@ -57,3 +59,9 @@ def test_the_command_says_it_without_the_weights(model, tmp_path, capsys):
         found = json.loads(capsys.readouterr().out)
         assert found["requests"] == [{"tokens": 75, "bytes": costs.request_bytes(75), "at_once": at_once}]
     assert found["runs"] and found["weight_bytes"] == 4 * sum(one.numel() for one in engine.runner.model.parameters())
+
+
+def test_each_published_model_that_is_marked_as_run_has_a_row():
+    types = {json.loads((one[0].path / "config.json").read_text(encoding="utf-8"))["model_type"] for one in MODELS}
+    marked = {model.config["model_type"] for model in models() if model.runs}
+    assert marked and marked <= types, "the page says of these that tiny models ran"
