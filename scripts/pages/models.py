@@ -98,19 +98,24 @@ def models() -> list[Model]:
 
 def costs_table(found: list[Model]) -> str:
     """Return the table of what each model keeps."""
-    from mini_engine.cli.pool import amount
-
     lines = [
         f"| model | layers | a token | fixed | {SHORT:,} tokens | {LONG:,} | at once | seen |",
         "| --- | --- | --: | --: | --: | --: | --: | --- |",
     ]
     for model in found:
         costs = model.costs
-        fixed = amount(costs.fixed_bytes) if costs.fixed_bytes else "–"
-        sizes = [amount(costs.request_bytes(length)) for length in (SHORT, LONG)]
+        fixed = whole(costs.fixed_bytes) if costs.fixed_bytes else "–"
+        sizes = [whole(costs.request_bytes(length)) for length in (SHORT, LONG)]
         cells = [model.name, layers_of(model), f"{costs.bytes_per_token:,}", fixed, *sizes]
         lines.append("| " + " | ".join([*cells, f"{costs.at_once(ASKED, MEMORY):,}", RUNS[model.runs]]) + " |")
     return "\n".join(lines)
+
+
+def whole(num_bytes: int) -> str:
+    """Return an amount that no line break divides."""
+    from mini_engine.cli.pool import amount
+
+    return amount(num_bytes).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def layers_of(model: Model) -> str:
@@ -166,7 +171,7 @@ def lesson_pages(found: list[Model]) -> dict[Path, str]:
         model = next(model for model in found if model.name == name)
         count, path = model.num_parameters, ROOT / "lessons" / folder / "README.md"
         size = f"{count / 1e9:.2f} billion parameters, {2 * count / 2**30:.2f} GiB in bfloat16"
-        text = f"A published one: `{model.id}`, {size}, {RUNS[model.runs]}."
+        text = f"A published one: `{model.id}`, {size}, [{RUNS[model.runs]}](../{PAGE.name})."
         pages[path] = fill(path.read_text(encoding="utf-8"), "published", text)
     return pages
 
