@@ -12,6 +12,7 @@ COMMANDS = {
     "generate": ("mini_engine.cli.generate", "continue a text"),
     "chat": ("mini_engine.cli.chat", "talk to the model in the terminal"),
     "serve": ("mini_engine.cli.serve", "answer over HTTP with OpenAI's API"),
+    "pool": ("mini_engine.cli.pool", "say what a model's KV cache costs, from its config.json"),
     "cache": ("mini_engine.cli.cache", "list, verify or clear KV that was kept on disk"),
 }
 

@@ -1,22 +1,10 @@
 """Lesson 2. Computes how many tokens fit in a KV pool, from a model's shape and a memory budget."""
 
-import argparse
-import re
 import sys
 
 from scripts.smoke.report import print_json
 
-from mini_engine.cli.parser import OneLineParser, guard, whole_number
-
-UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-
-
-def memory(text: str) -> int:
-    """Parse `14GiB`, `500 MB` or a plain number as bytes."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)?", text)
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an amount of memory; write it like 14GiB")
-    return int(float(found[1]) * UNITS[found[2] or ""])
+from mini_engine.cli.parser import OneLineParser, guard, memory, whole_number
 
 
 def arguments():

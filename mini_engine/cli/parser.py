@@ -6,10 +6,12 @@ import io
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the output file or its disk is full
 
 
@@ -55,6 +57,14 @@ def at_least(least: float) -> Callable[[str], float]:
         return number
 
     return parse
+
+
+def memory(text: str) -> int:
+    """Parse `14GiB`, `500 MB` or a plain number as bytes, for argparse's `type`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)?", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount of memory; write it like 14GiB")
+    return int(float(found[1]) * UNITS[found[2] or ""])
 
 
 def json_object(text: str) -> dict[str, Any]:

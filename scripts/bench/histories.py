@@ -16,7 +16,7 @@ from typing import Any
 from scripts.bench.behind import decoding
 from scripts.bench.common import Report
 from scripts.bench.options import add_batches, add_dtype, checkpoint_of
-from scripts.bench.runs import load_hf
+from scripts.bench.runs import hf_step, load_hf
 from scripts.bench.turns import READ_BYTES, gather_turns, memory_reader, seconds_of
 from scripts.bench.windows_counts import Shape
 from scripts.bench.windows_speed import NEW, engine_behind, with_windows
@@ -117,8 +117,7 @@ def filled_cache(model, history: int):
     cache = None
     with torch.inference_mode():
         for start in range(0, history, CHUNK):
-            out = model(ids[:, start : start + CHUNK], past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache = out.past_key_values
+            _, cache = hf_step(model, ids[:, start : start + CHUNK], cache, logits_to_keep=1)
     return model, cache
 
 
@@ -131,6 +130,7 @@ def their_steps(model, cache, batch: int) -> Callable[[], Any]:
     def run() -> None:
         with torch.inference_mode():
             for _ in range(NEW):
-                token[:] = model(token, past_key_values=own, use_cache=True).logits[:, -1].argmax(-1, keepdim=True)
+                logits, _ = hf_step(model, token, own)
+                token[:] = logits[:, -1].argmax(-1, keepdim=True)
 
     return run

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.runs import load_hf, ours, watch
+from scripts.bench.runs import hf_step, load_hf, ours, watch
 from scripts.bench.turns import READ_BYTES, gather_turns, memory_reader, seconds_of, take_turns
 
 import torch
@@ -145,12 +145,12 @@ def their_decode(hf, prompts: list[list[int]]) -> Callable[[], float]:
 
     @torch.inference_mode()
     def run() -> float:
-        out = hf(torch.tensor(prompts), use_cache=True, logits_to_keep=1)
-        cache, tokens = out.past_key_values, out.logits[:, -1:].argmax(-1)
+        logits, cache = hf_step(hf, torch.tensor(prompts), logits_to_keep=1)
+        tokens = logits[:, -1:].argmax(-1)
         begun = time.perf_counter()
         for _ in range(NEW):
-            out = hf(tokens, past_key_values=cache, use_cache=True)
-            tokens = out.logits[:, -1:].argmax(-1)
+            logits, _ = hf_step(hf, tokens, cache)
+            tokens = logits[:, -1:].argmax(-1)
         return time.perf_counter() - begun
 
     return run

@@ -108,6 +108,18 @@ def load_hf(directory, dtype: str, device: str = "cpu"):
     return model.eval().to(device)  # type: ignore[arg-type]  (its stub takes the class for the model)
 
 
+def hf_step(model, ids, cache=None, **options) -> tuple[Any, Any]:
+    """Run one forward pass of a model in transformers. Return its logits and its cache.
+
+    The cache is an argument of the name `cache` since 5.24, and was `past_key_values` before.
+    """
+    import transformers
+
+    is_new = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24)
+    out = model(ids, **{"cache" if is_new else "past_key_values": cache}, use_cache=True, **options)
+    return out[0], out[1]
+
+
 def padded(model) -> Way:
     """Return the way of `generate`: a batch, padded on the left, as many steps as the longest answer has tokens."""
     import torch

@@ -72,7 +72,7 @@ WHAT_EACH_MAY_KNOW = {
 KINDS = {"Full", "Window", "State", "Latent"}
 ASK_FOR_KINDS = {
     *("checkpoint.config", "windows.window_config", "hybrid.hybrid_config", "latents.latent_config"),
-    *("families.lfm3_config", "assembly.layout", "engine.engine"),
+    *("families.lfm3_config", "assembly.layout", "assembly.costs", "engine.engine"),
     *("windows.groups", "windows.store", "hybrid.gdn_pool"),
 }
 

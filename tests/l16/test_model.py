@@ -182,7 +182,7 @@ FAMILIES = {
 class Caching:
     """What transformers calls a cache, for one layer: it notes what is cached."""
 
-    def update(self, latents, rotary_keys, layer_idx):
+    def update(self, latents, rotary_keys, layer_idx, **kwargs):
         self.c, self.r = latents, rotary_keys
         return latents, rotary_keys
 
