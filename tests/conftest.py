@@ -2,8 +2,12 @@
 
 import atexit
 import gc
+import importlib
 import os
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import hypothesis
 import pytest
@@ -42,3 +46,11 @@ def _gpu_only(request: pytest.FixtureRequest) -> None:
         torch = pytest.importorskip("torch")
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device, and torch sees none")
+
+
+@pytest.fixture
+def serve_tiny() -> Iterator[Callable[..., Any]]:
+    """Return what starts lesson 7's test server with these options, until the test ends."""
+    pytest.importorskip("fastapi", reason="needs the extra 'server'")
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(importlib.import_module("tests.l7.service").Service(**options))
