@@ -2,9 +2,12 @@
 
 import atexit
 import gc
+import importlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import hypothesis
 import pytest
@@ -54,3 +57,11 @@ def torch_threads() -> Iterator[int]:
     torch.set_num_threads(6)
     yield 6
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def serve_tiny() -> Iterator[Callable[..., Any]]:
+    """Return what starts lesson 7's test server with these options, until the test ends."""
+    pytest.importorskip("fastapi", reason="needs the extra 'server'")
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(importlib.import_module("tests.l7.service").Service(**options))

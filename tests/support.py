@@ -5,6 +5,8 @@ transformers is imported by what needs it: it takes seconds, and most tests of a
 
 import functools
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -239,3 +241,14 @@ def forget_builds(*libraries: Any) -> None:
     for library in libraries:
         for name in ("_built", "_known"):
             vars(library).pop(name, None)
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """Return the modules in memory after the command `mini-engine` has run with these, in a process of its own."""
+    program = (
+        "import sys\nfrom mini_engine.__main__ import main\n"
+        "try:\n    main(sys.argv[1:])\nfinally:\n    print(*sys.modules, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=120)
+    return set(done.stderr.split())

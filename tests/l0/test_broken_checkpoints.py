@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.families.qwen3 import load_model
-from tests.support import write_checkpoint
+from tests.support import refused, write_checkpoint
 
 INDEX = "model.safetensors.index.json"
 DEEP = "[" * 100_000
+NORM = "model.norm.weight"
 
 
 def config(**changes):
@@ -64,7 +65,7 @@ def shard(place):
     def change(directory):
         names = load_file(directory / "model.safetensors")
         (directory / "model.safetensors").rename(directory / "a.safetensors")
-        places = dict.fromkeys(names, "a.safetensors") | {"model.norm.weight": place}
+        places = dict.fromkeys(names, "a.safetensors") | {NORM: place}
         (directory / INDEX).write_text(json.dumps({"weight_map": places}), encoding="utf-8")
 
     return change
@@ -97,6 +98,16 @@ def header(change, in_shard=False):
     return rewrite
 
 
+def cut(keep):
+    """Keep the first bytes of the safetensors file alone."""
+
+    def change(directory):
+        path = directory / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:keep])
+
+    return change
+
+
 def raw(directory, at, data):
     """Overwrite some bytes of the safetensors file."""
     path = directory / "model.safetensors"
@@ -122,6 +133,10 @@ NUMBERS = {
     "hidden_size 2^63": (config(hidden_size=2**63), ["hidden_size = 9223372036854775808"]),
     "a million layers": (config(num_hidden_layers=10**6), ["num_hidden_layers = 1000000", "2"]),
     "every size at its limit": (config(num_attention_heads=2**16, head_dim=2**16), ["model."]),
+    "no hidden_size": (config(hidden_size=None), ["hidden_size"]),
+    "no layers": (config(num_hidden_layers=0), ["num_hidden_layers = 0"]),
+    "four heads of three": (config(num_key_value_heads=3), ["4", "3"]),
+    "an odd head": (config(head_dim=15), ["head_dim = 15"]),
     "tie_word_embeddings text": (config(tie_word_embeddings="x"), ["tie_word_embeddings = 'x'"]),
 }
 ROPES = {
@@ -143,6 +158,8 @@ OTHER_MODELS = {
     "quantized": (config(quantization_config={"quant_method": "fp8"}), ["quantization_config", "fetch"]),
     "sliding layers": (config(layer_types=["full_attention", "sliding_attention"]), ["'sliding_attention'"]),
     "sliding window": (config(layer_types=None, use_sliding_window=True, max_window_layers=1), ["sliding_attention"]),
+    "another family": (config(model_type="nobody's"), ["nobody's"]),
+    "another activation": (config(hidden_act="gelu"), ["'gelu'"]),
     "layer_types 5": (config(layer_types=5), ["layer_types = 5"]),
 }
 END_TOKENS = {
@@ -153,6 +170,7 @@ END_TOKENS = {
 FILES = {
     "deep config": (file("config.json", DEEP), ["config.json"]),
     "deep generation_config": (file("generation_config.json", DEEP), ["generation_config.json"]),
+    "a config that is no JSON": (file("config.json", "{"), ["config.json"]),
     "a config that is a list": (file("config.json", "[]"), ["list"]),
     "shard 5": (shard(5), ["weight_map.model.norm.weight = 5"]),
     "shard list": (shard([1]), ["weight_map.model.norm.weight = [1]"]),
@@ -162,13 +180,20 @@ FILES = {
     "shard on a drive": (shard("C:\\a.safetensors"), ["outside"]),
     "shard on another share": (shard("..\\a.safetensors"), ["outside"]),
     "GGUF": (lambda d: (d / "model.safetensors").rename(d / "model-q4.gguf"), ["neither", "GGUF", "fetch"]),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), ["model.safetensors"]),
+    "an index without a map": (lambda d: (shard("a")(d), file(INDEX, "{}")(d)), ["weight_map"]),
+    "a shard that is not there": (shard("b.safetensors"), ["b.safetensors"]),
+    "a tensor that no shard has": (
+        lambda d: (tensors(lambda held: held.pop(NORM))(d), shard("a.safetensors")(d)),
+        [NORM],
+    ),
     "weight_map list": (lambda d: (shard("a")(d), file(INDEX, '{"weight_map": [1]}')(d)), ["weight_map = [1]"]),
 }
 MARKS = {f"a BOM in {name}": (with_bom(name), [name]) for name in ("config.json", "generation_config.json")} | {
     "a BOM in the index": (lambda d: (shard("a.safetensors")(d), with_bom(INDEX)(d)), [INDEX])
 }
-NORM = "model.norm.weight"
 HEADERS = {
+    **{f"only {keep} bytes": (cut(keep), ["model.safetensors"]) for keep in (0, 4, 100, -1000)},
     "cut off": (header(lambda entries: json.dumps(entries).encode()[:-9]), ["model.safetensors"]),
     "cut off in a shard": (header(lambda entries: json.dumps(entries).encode()[:-9], in_shard=True), ["a.safetensors"]),
     "longer than the file": (lambda d: raw(d, 0, (2**40).to_bytes(8, "little")), ["model.safetensors"]),
@@ -182,10 +207,11 @@ HEADERS = {
     "a pointer of Git LFS": (file("model.safetensors", "version https://git-lfs.github.com/spec/v1\n"), ["model.safe"]),
 }
 WEIGHTS = {
-    "NaN in a norm": (spoiled("model.norm.weight", math.nan), ["model.norm.weight"]),
+    "NaN in a norm": (spoiled(NORM, math.nan), [NORM]),
     "Inf in a matrix": (spoiled("model.layers.1.mlp.up_proj.weight", math.inf), ["layers.1.mlp.up_proj.weight"]),
     "both infinities": (spoiled("lm_head.weight", -math.inf), ["lm_head.weight"]),
-    "int8": (tensors(lambda t: t.update({"model.norm.weight": torch.ones(48, dtype=torch.int8)})), ["I8"]),
+    "misshapen": (tensors(lambda t: t.update({NORM: torch.zeros(47)})), [NORM, "[47]", "[48]"]),
+    "int8": (tensors(lambda t: t.update({NORM: torch.ones(48, dtype=torch.int8)})), ["I8"]),
 }
 HEADERS = {f"a header: {case}": how for case, how in HEADERS.items()}
 CASES = NUMBERS | ROPES | OTHER_MODELS | END_TOKENS | FILES | MARKS | HEADERS | WEIGHTS
@@ -231,13 +257,13 @@ def test_settings_without_effect_are_no_mistake(base, tmp_path, changes):
 
 def test_large_weights_are_no_damage(base, tmp_path):
     shutil.copytree(base, tmp_path / "model")
-    tensors(lambda held: held["model.norm.weight"].fill_(3e38))(tmp_path / "model")
+    tensors(lambda held: held[NORM].fill_(3e38))(tmp_path / "model")
     load_model(tmp_path / "model")  # their sum is infinite, and each of them is finite
 
 
 def test_weights_too_large_for_the_dtype_are_refused(base, tmp_path):
     shutil.copytree(base, tmp_path / "model")
-    tensors(lambda held: held["model.norm.weight"].fill_(1e5))(tmp_path / "model")
+    tensors(lambda held: held[NORM].fill_(1e5))(tmp_path / "model")
     with pytest.raises(UserError, match=r"model\.norm\.weight"):
         load_model(tmp_path / "model", torch.float16)
 
@@ -247,6 +273,14 @@ def test_a_name_that_no_directory_can_have(model):
     with pytest.raises(UserError) as caught:
         resolve_checkpoint(model)
     assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
+
+
+def test_a_place_that_is_no_checkpoint(base, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    places = {tmp_path / "nowhere": "nowhere", base / "config.json": "config.json", tmp_path: "config.json"}
+    for place, values in (places | {"nobody/nothing-here": "nobody/nothing-here"}).items():
+        with refused(UserError, values):
+            load_model(place)
 
 
 def test_a_gguf_file_is_refused_with_what_to_fetch_instead(tmp_path):

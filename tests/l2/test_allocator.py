@@ -1,7 +1,5 @@
 """Lesson 2. The allocator: allocating, freeing, and rejecting bad calls without changing anything."""
 
-import random
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -188,37 +186,6 @@ def test_usable_blocks_are_all_but_the_reserved_ones():
     assert allocator.num_usable == 7, "block 0 is reserved: 7 of 8 blocks can be held, however many are held now"
     with must_raise(OutOfBlocks, "five blocks are wanted, and four of the seven are free"):
         allocator.alloc_blocks(5)
-
-
-def test_random_operations_keep_free_and_held_disjoint_and_complete():
-    allocator, model, chance = BlockAllocator(64, 4, reserved=0), set(), random.Random(0)
-    everything = set(range(64))
-    for step in range(5000):
-        if chance.random() < 0.5:
-            n = chance.randrange(12)
-            if n > 64 - len(model):
-                with must_raise(OutOfBlocks, f"step {step}: alloc_blocks({n}), {64 - len(model)} are free"):
-                    allocator.alloc_blocks(n)
-            else:
-                got = allocator.alloc_blocks(n)
-                assert len(set(got)) == n and model.isdisjoint(got), (
-                    f"step {step}: {got} contains a block that is already held"
-                )
-                model.update(got)
-        elif chance.random() < 0.1:
-            wrong = [chance.randrange(-2, 70)]
-            if wrong[0] not in model:
-                with must_raise(ValueError, f"step {step}: free({wrong}), which is not held"):
-                    allocator.free(wrong)
-        else:
-            some = chance.sample(sorted(model), min(len(model), chance.randrange(12)))
-            allocator.free(some)
-            model.difference_update(some)
-        assert allocator.held == model, f"step {step}: the allocator lost track of which blocks are held"
-        assert len(allocator.free_blocks) == 64 - len(model), (
-            f"step {step}: a block was lost, or is on the free list twice"
-        )
-        assert set(allocator.free_blocks) == everything - model, f"step {step}: free and held must make up the pool"
 
 
 class AllocatorMachine(RuleBasedStateMachine):

@@ -1,7 +1,6 @@
 """Lesson 3. The null block, block tables, the waste they report, and copies between blocks."""
 
 import functools
-import random
 import sys
 from pathlib import Path
 
@@ -378,32 +377,6 @@ def test_an_impossible_copy_is_refused_and_copies_nothing(sources, targets, why)
         pool.copy_blocks(sources, targets)
     same = all(torch.equal(a, b) for a, b in zip(before, (*pool.K, *pool.V), strict=True))
     assert same, f"copy_blocks({sources}, {targets}) was refused, but copied something first"
-
-
-def test_random_table_operations_keep_free_and_held_disjoint_and_complete():
-    allocator, chance = BlockAllocator(65, 4), random.Random(0)
-    tables = [BlockTable(allocator) for _ in range(8)]
-    for step in range(20_000):
-        table, before = chance.choice(tables), allocator.num_free
-        action = chance.random()
-        if action < 0.55:
-            count = chance.randrange(12)
-            fits = -(-(table.num_tokens + count) // 4) - len(table.blocks) <= before
-            try:
-                table.append(count)
-                assert fits, f"step {step}: an append succeeded with too few free blocks"
-            except OutOfBlocks:
-                assert not fits, f"step {step}: an append failed although the blocks it needs are free"
-                assert allocator.num_free == before, f"step {step}: a failed append took blocks"
-        elif action < 0.95:
-            table.truncate(chance.randint(0, table.num_tokens))
-        else:
-            table.free()
-        in_tables = [block for t in tables for block in t.blocks]
-        assert len(in_tables) == len(set(in_tables)), f"step {step}: two tables hold the same block"
-        assert sorted(in_tables + allocator.free_blocks) == list(range(1, 65)), (
-            f"step {step}: free and held blocks do not add up to the pool"
-        )
 
 
 class TableMachine(RuleBasedStateMachine):

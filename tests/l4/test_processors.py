@@ -308,31 +308,6 @@ def test_min_tokens_equals_transformers(seed, vocab, asked):
     )
 
 
-@settings(max_examples=15, phases=[Phase.generate])
-@given(seeds, vocabs, steps, st.lists(st.floats(1e-6, 100), min_size=1, max_size=4))
-def test_temperature_equals_transformers(seed, vocab, step, asked):
-    from transformers import TemperatureLogitsWarper
-
-    rows = [row(temperature=value) for value in asked]
-    logits = some_logits(seed, len(rows), vocab, step)
-    check_against(
-        processors.divide_by_temperature,
-        logits,
-        rows,
-        lambda one: TemperatureLogitsWarper(float(one.params.temperature)),
-    )
-
-
-@settings(max_examples=20, phases=[Phase.generate])
-@given(seeds, vocabs, steps, st.lists(st.integers(1, 300), min_size=1, max_size=4))
-def test_top_k_equals_transformers(seed, vocab, step, asked):
-    from transformers import TopKLogitsWarper
-
-    rows = [row(top_k=value) for value in asked]
-    logits = some_logits(seed, len(rows), vocab, step)
-    check_against(processors.keep_top_k, logits, rows, lambda one: TopKLogitsWarper(one.params.top_k))
-
-
 ROUNDING = 1e-5  # what a float32 sum over 200 probabilities may be off by
 
 
@@ -370,11 +345,20 @@ def test_top_p_equals_transformers(seed, vocab, asked):
     check_against(processors.keep_top_p, logits, rows, lambda one: TopPLogitsWarper(one.params.top_p))
 
 
-@settings(max_examples=20, phases=[Phase.generate])
-@given(seeds, vocabs, steps, st.lists(fractions, min_size=1, max_size=4))
-def test_min_p_equals_transformers(seed, vocab, step, asked):
-    from transformers import MinPLogitsWarper
+FILTERS = {  # name of the parameter: (the step, transformers' class, values)
+    "temperature": (processors.divide_by_temperature, "TemperatureLogitsWarper", st.floats(1e-6, 100)),
+    "top_k": (processors.keep_top_k, "TopKLogitsWarper", st.integers(1, 300)),
+    "min_p": (processors.keep_min_p, "MinPLogitsWarper", fractions),
+}
 
-    rows = [row(min_p=value) for value in asked]
+
+@pytest.mark.parametrize("name", FILTERS)
+@settings(max_examples=20, phases=[Phase.generate])
+@given(seeds, vocabs, steps, st.data())
+def test_a_filter_equals_transformers(name, seed, vocab, step, data):
+    import transformers
+
+    change, theirs, values = FILTERS[name]
+    rows = [row(**{name: value}) for value in data.draw(st.lists(values, min_size=1, max_size=4))]
     logits = some_logits(seed, len(rows), vocab, step)
-    check_against(processors.keep_min_p, logits, rows, lambda one: MinPLogitsWarper(one.params.min_p))
+    check_against(change, logits, rows, lambda one: getattr(transformers, theirs)(getattr(one.params, name)))

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lessons.l4_sampler.row import Row
 from mini_engine.engine import sampler
 from mini_engine.engine.sampled import NO_TOKEN
-from mini_engine.engine.sampler import FILTERS, PENALTIES, choose, process, sample
+from mini_engine.engine.sampler import choose, process, sample
 from mini_engine.engine.sampling_params import SamplingParams
 from tests.support import OneOf, refused
 
@@ -181,12 +181,6 @@ def test_a_step_runs_when_it_is_the_only_one_asked_for(asked, expected):
     assert process(torch.full((1, 4), 8.0), [row(stop_ids={2}, **asked)]).tolist() == [expected]
 
 
-def test_steps_come_in_transformers_order():
-    names = [change.__name__ for change, _ in PENALTIES + FILTERS]
-    assert names.index("penalise_repetition") < names.index("hold_stop_ids") < names.index("divide_by_temperature")
-    assert names[-4:] == ["divide_by_temperature", "keep_top_k", "keep_top_p", "keep_min_p"], f"the steps are {names}"
-
-
 def test_temperature_is_applied_before_top_p():
     logits = torch.tensor([[0.6, 0.3, 0.1]]).log()
     process(logits, [row(temperature=0.5, top_p=0.7)])
@@ -241,12 +235,6 @@ def test_filters_that_keep_only_the_best_token_are_greedy(params):
     logits = some_logits(4)
     rows = [row(seed=seed, temperature=5, **params) for seed in range(4)]
     assert [one.token_id for one in sample(logits, rows)] == logits.argmax(-1).tolist()
-
-
-def test_filters_that_are_off_leave_the_distribution_unchanged():
-    logits = some_logits(2)
-    processed = process(logits.clone(), [row(top_k=0, top_p=1, min_p=0), row(top_k=10**6)])
-    assert torch.equal(processed, logits)
 
 
 def test_logprobs_are_the_models_own_before_temperature_and_filters():

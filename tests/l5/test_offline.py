@@ -6,7 +6,7 @@ from mini_engine.base.errors import UserError
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.offline import Completion, generate_all
 from mini_engine.engine.sampling_params import SamplingParams
-from tests.l5.helpers import check_empty
+from tests.stubs import check_empty
 from tests.support import both, hf_greedy, refused, some_ids
 
 FAMILY = "two, tied, wide heads"
@@ -47,17 +47,6 @@ def test_a_prompt_of_the_wrong_type_gets_its_error_and_others_run():
     check_empty(engine)
 
 
-def test_logprobs_are_returned_when_requested():
-    plain, told = generate_all(
-        make_engine(),
-        [[1, 2], [1, 2]],
-        [greedy(4), SamplingParams(temperature=0, max_tokens=4, logprobs=2)],
-        progress=False,
-    )
-    assert plain.logprobs is None and len(told.logprobs) == 4 and told.token_ids == plain.token_ids
-    assert [top[0][0] for _, top in told.logprobs] == told.token_ids, "greedy takes the most likely token"
-
-
 def test_the_number_of_params_must_match_the_prompts():
     with refused(UserError, "2 3"):
         generate_all(make_engine(), [[1], [2]], [greedy(1)] * 3)
@@ -78,21 +67,6 @@ def test_stop_strings_are_refused_without_text():
         generate_all(engine, [[1], [2]], SamplingParams(stop="x"), progress=False)
     assert caught.value.param == "stop"
     check_empty(engine)
-
-
-def test_a_reader_ends_its_own_answer_and_no_other():
-    class AfterThree:
-        text = "three"
-
-        def __init__(self, request):
-            self.request = request
-
-        def read(self):
-            return self.request.ending(stopped=self.request.prompt_ids == [1] and len(self.request.output_ids) == 3)
-
-    ended, other = generate_all(make_engine(), [[1], [2]], greedy(9), progress=False, reader=AfterThree)
-    assert (len(ended.token_ids), ended.finish_reason, ended.text) == (3, "stop", "three")
-    assert (len(other.token_ids), other.finish_reason) == (9, "length")
 
 
 def test_an_interrupted_run_leaves_nothing_behind():

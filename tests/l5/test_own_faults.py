@@ -14,7 +14,8 @@ from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk
-from tests.l5.helpers import VOCAB, check_empty, request_of, stub_engine
+from tests.l5.helpers import request_of
+from tests.stubs import VOCAB, check_empty, stub_engine
 
 ALL = (2**VOCAB - 1).to_bytes(VOCAB // 8, "little")
 

@@ -7,8 +7,8 @@ import pytest
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from tests.l5.helpers import check_empty, drain
-from tests.support import FAMILIES, both, hf_greedy, some_ids
+from tests.stubs import check_empty, drain
+from tests.support import both, hf_greedy, some_ids
 
 FAMILY = "two, tied, wide heads"
 LENGTHS = [1, 2, 7, 15, 16, 17, 33, 63]
@@ -16,17 +16,17 @@ NEW = 16
 
 
 @functools.cache
-def prompt_and_answer(family, length, new_tokens=NEW):
+def prompt_and_answer(length, new_tokens=NEW):
     """Return a prompt and Hugging Face's answer to it alone."""
-    _, hf = both(family)
+    _, hf = both(FAMILY)
     prompt = some_ids(length, hf.config.vocab_size, seed=length)
     return prompt, hf_greedy(hf, prompt, new_tokens)
 
 
-def engine_for(family=FAMILY, num_blocks=64, block_size=8, **limits):
+def engine_for(num_blocks=64, block_size=8, **limits):
     limits = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "watermark": 0} | limits
     engine = Engine.for_model(
-        both(family)[0],
+        both(FAMILY)[0],
         num_blocks=num_blocks,
         block_size=block_size,
         kernel="torch",
@@ -37,33 +37,23 @@ def engine_for(family=FAMILY, num_blocks=64, block_size=8, **limits):
     return engine
 
 
-def add(engine, lengths, family=FAMILY, new_tokens=NEW):
+def add(engine, lengths, new_tokens=NEW):
     for length in lengths:
-        prompt, _ = prompt_and_answer(family, length, new_tokens)
+        prompt, _ = prompt_and_answer(length, new_tokens)
         engine.add_request(str(length), prompt, SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True))
 
 
-def check_answers(finished, lengths, family=FAMILY, new_tokens=NEW):
+def check_answers(finished, lengths, new_tokens=NEW):
     for length in lengths:
-        got, want = finished[str(length)].output_ids, prompt_and_answer(family, length, new_tokens)[1]
+        got, want = finished[str(length)].output_ids, prompt_and_answer(length, new_tokens)[1]
         where = next((i for i, pair in enumerate(zip(got, want, strict=False)) if pair[0] != pair[1]), None)
         assert got == want, f"the prompt of {length} tokens: new token {where} differs from the one it gets alone"
 
 
 def test_batched_requests_equal_hugging_face_alone():
-    check_batch(FAMILY)
-
-
-@pytest.mark.nightly  # the model's shapes are nothing to the scheduler: these prove the course
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != FAMILY])
-def test_batched_requests_of_every_family_equal_hugging_face_alone(family):
-    check_batch(family)
-
-
-def check_batch(family):
-    engine = engine_for(family)
-    add(engine, LENGTHS, family)
-    check_answers(drain(engine), LENGTHS, family)
+    engine = engine_for()
+    add(engine, LENGTHS)
+    check_answers(drain(engine), LENGTHS)
     check_empty(engine)
 
 
@@ -109,31 +99,8 @@ def test_the_only_request_preempted_after_any_step(steps):
     check_empty(engine)
 
 
-def test_one_request_preempted_again_and_again():
-    engine, finished = engine_for(chunked_prefill_size=16), {}
-    add(engine, [21], new_tokens=20)
-    for step in range(100):
-        if step % 4 == 3 and engine.scheduler.running:
-            engine.scheduler.preempt(engine.scheduler.running[0])
-        finished |= {r.id: r for r in engine.step().finished}
-    check_answers(finished, [21], new_tokens=20)
-    assert finished["21"].num_preemptions >= 5
-    check_empty(engine)
-
-
-def test_neighbours_aborted_around_a_request():
-    engine, finished = engine_for(num_blocks=40, chunked_prefill_size=9), {}
-    add(engine, LENGTHS)
-    for step, victim in enumerate([63, 1, 16, 33, 7]):  # waiting, in mid-chunk, decoding
-        engine.abort(str(victim))
-        for _ in range(1 + step % 3):
-            finished |= {r.id: r for r in engine.step().finished}
-    check_answers(finished | drain(engine), [2, 15, 17])
-    check_empty(engine)
-
-
 def test_a_draw_depends_on_the_seed_and_not_on_the_batch():
-    prompt = prompt_and_answer(FAMILY, 7)[0]
+    prompt = prompt_and_answer(7)[0]
     params = SamplingParams(temperature=1.5, seed=11, max_tokens=12, ignore_eos=True)
     alone = engine_for()
     alone.add_request("a", prompt, params)

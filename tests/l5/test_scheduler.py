@@ -8,7 +8,8 @@ from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.scheduler import Chunk, Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from tests.l5.helpers import EOS, CountingManager, by_id, greedy, request_of, scheduler_with
+from tests.l5.helpers import CountingManager, by_id, request_of, scheduler_with
+from tests.stubs import EOS, greedy
 from tests.support import refused
 
 

@@ -3,7 +3,6 @@
 import json
 
 from scripts import l5_smoke, long_prompt
-from scripts.bench import admission
 
 import pytest
 
@@ -26,25 +25,9 @@ def smoke(capsys, *arguments):
     return code, (json.loads(out) if code in (0, 1) else err)
 
 
-def test_prompts_through_a_pool_too_small_for_all(capsys):
-    code, report = smoke(capsys, "--max-new-tokens", "9")
-    assert code == 0 and report["match"] and len(report["requests"]) == NUM_PROMPTS
-    kv = report["kv"]
-    assert kv["preemptions"] > 0, "no request was preempted: the pool was not too small"
-    assert report["not_exercised"] == []
-    assert kv["free_at_end"] == kv["blocks"] and kv["most_running"] > 1
-
-
 def test_a_pool_for_all_passes_and_says_that_nothing_was_preempted(capsys):
     code, report = smoke(capsys, "--max-new-tokens", "3", "--num-blocks", "200")
     assert code == 0 and report["not_exercised"] == ["no request was preempted"]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("options", [("--chunk-size", "1"), ("--chunk-size", "5", "--every", "1", "--block-size", "3")])
-def test_tokens_are_equal_in_chunks_of_any_size(capsys, options):
-    code, report = smoke(capsys, "--max-new-tokens", "6", *options)
-    assert code == 0 and report["match"]
 
 
 @pytest.mark.parametrize(
@@ -66,15 +49,3 @@ def test_a_long_prompt_delays_no_token_by_more_than_a_step(capsys):
     report = json.loads(capsys.readouterr().out)
     assert [r["largest_gap_steps"] for r in report.values()] == [1, 1]
     assert set(report) == {"lesson 3, one step", "chunks, 32 tokens a step"}
-
-
-def test_larger_promises_mean_less_repeated_work():
-    load = admission.load_of(48, seed=1)
-    needs = [admission.blocks_of(*job) for job in load]
-    bare, spare, whole = (
-        admission.simulate(load, max(max(needs), sum(needs) // 4), **limits)
-        for limits in (dict(watermark=0), dict(watermark=0.5), dict(watermark=0, reserve_answers=True))
-    )
-    assert bare["preemptions"] > spare["preemptions"] > whole["preemptions"] == 0
-    assert bare["computed again, %"] > spare["computed again, %"] > whole["computed again, %"] == 0
-    assert bare["steps"] < whole["steps"], "promising whole answers admits fewer requests at once"

@@ -120,18 +120,6 @@ def test_the_tokenizers_library_shows_a_replacement_character_late_and_a_final_o
     assert shown("a \ufffd") == ["a", " ", "", "", ""], "and never shown at the end, where no token follows"
 
 
-def test_an_emoji_of_four_tokens_is_shown_once_and_whole(trained):
-    ids = trained.encode("𐍈")
-    assert len(ids) == 4
-    deltas, rest = stream(trained, ids)
-    assert deltas == ["", "", "", "𐍈"] and rest == "", f"{deltas}: hold the bytes back until the character is complete"
-
-
-def test_bytes_that_never_become_a_character_are_shown_at_the_end(trained):
-    deltas, rest = stream(trained, trained.encode("𐍈")[:2])
-    assert deltas == ["", ""] and rest == "\ufffd", "an answer cut off inside a character ends in U+FFFD"
-
-
 @pytest.mark.parametrize("beyond", [0, 64, 2**20])
 def test_an_id_that_the_tokenizer_lacks_has_no_text(pocket, beyond):
     ids = [*pocket.encode("Yes"), len(pocket.token_bytes) + beyond, *pocket.encode(".")]

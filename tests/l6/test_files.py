@@ -1,7 +1,6 @@
 """Lesson 6. What the files beside the weights say of a checkpoint's text: how answers end, and how they are sampled."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -23,15 +22,6 @@ QUESTION = [{"role": "user", "content": "What is the capital of Japan?"}]
 END, OF_TEXT = 2047, 2045  # <|im_end|>, <|endoftext|>
 
 
-def written(directory, file="generation_config.json", **settings):
-    """Copy the pocket model, with one of its JSON files changed; None takes a name away."""
-    shutil.copytree(POCKET_DIR, directory)
-    path = directory / file
-    found = json.loads(path.read_text(encoding="utf-8")) | settings
-    path.write_text(json.dumps({k: v for k, v in found.items() if v is not None}), encoding="utf-8")
-    return directory
-
-
 def opened(directory) -> LLM:
     return LLM(directory, num_blocks=32, backend="reference", kernel="torch")
 
@@ -44,9 +34,9 @@ def greedy(max_tokens=30, **changes):
 
 
 @pytest.fixture(scope="module")
-def endless(tmp_path_factory):
+def endless(written):
     """The pocket model, whose generation config does not name the end of a turn."""
-    with opened(written(tmp_path_factory.mktemp("endless") / "model", eos_token_id=OF_TEXT)) as llm:
+    with opened(written(eos_token_id=OF_TEXT)) as llm:
         yield llm
 
 
@@ -60,8 +50,8 @@ def endless(tmp_path_factory):
         ("tokenizer_config.json", {"eos_token": "<|endoftext|>"}, 0),
     ],
 )
-def test_a_tokenizer_s_end_that_ends_no_answer_is_worth_one_line(tmp_path, capsys, file, settings, lines):
-    opened(written(tmp_path / "model", file, **settings)).close()
+def test_a_tokenizer_s_end_that_ends_no_answer_is_worth_one_line(written, capsys, file, settings, lines):
+    opened(written(file, **settings)).close()
     said = capsys.readouterr().err
     assert said.count("\n") == lines and (not lines or "eos_token" in said), said
 
@@ -92,9 +82,9 @@ LAUGHTER = "ha ha ha ha ha"
 
 
 @pytest.fixture(scope="module")
-def advised(tmp_path_factory):
+def advised(written):
     """The pocket model, whose authors say how to sample it."""
-    with opened(written(tmp_path_factory.mktemp("advised") / "model", **AUTHORS)) as llm:
+    with opened(written(**AUTHORS)) as llm:
         yield llm
 
 
@@ -120,28 +110,20 @@ def test_requests_without_parameters_get_them(advised):
     assert [params for call in calls for params in params_of(advised, call)] == [wanted] * 4
 
 
-def test_parameters_that_are_given_are_used_as_they_are(advised):
-    given = SamplingParams(max_tokens=3)
-    assert params_of(advised, lambda: advised.generate(LAUGHTER, given, progress=False)) == [given]
-    assert params_of(advised, lambda: list(advised.stream(LAUGHTER, given))) == [given]
-
-
-def test_a_suggested_length_does_not_make_a_prompt_too_long(tmp_path):
-    with opened(written(tmp_path / "model", max_new_tokens=32_768)) as llm:
+def test_a_suggested_length_does_not_make_a_prompt_too_long(written):
+    with opened(written(max_new_tokens=32_768)) as llm:
         assert llm.get_default_sampling_params().max_tokens == 32_768
         [params] = params_of(llm, lambda: llm.stream([1] * 400).close())
         assert params.max_tokens == 31 * 16 + 1 - 400, "what the pool holds, and one token whose KV nothing needs"
 
 
 @pytest.mark.ci
-def test_a_greedy_command_gives_hugging_face_s_tokens_with_the_file_s_penalty(tmp_path, capsys):
+def test_a_greedy_command_gives_hugging_face_s_tokens_with_the_file_s_penalty(written, capsys):
     from transformers import AutoModelForCausalLM
 
-    directory = written(tmp_path / "model", repetition_penalty=1.1)
-    assert (
-        main(["generate", LAUGHTER, "--model", str(directory), "--dtype", "float32", "--max-tokens", "12", "--json"])
-        == 0
-    )
+    directory = written(repetition_penalty=1.1)
+    options = ["--model", str(directory), "--dtype", "float32", "--max-tokens", "12", "--json"]
+    assert main(["generate", LAUGHTER, *options]) == 0
     found = json.loads(capsys.readouterr().out)
     theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     assert found["token_ids"] == hf_greedy(theirs, found["prompt_ids"], 12)
@@ -156,44 +138,37 @@ def test_a_greedy_command_gives_hugging_face_s_tokens_with_the_file_s_penalty(tm
         (AUTHORS, ["--temperature", "0", "--top-k", "3"], SamplingParams(0.0, 3, 0.95, 0.01, 1.1)),
     ],
 )
-def test_a_command_s_options_come_first_then_the_file_then_greedy(tmp_path, settings, options, wanted):
+def test_a_command_s_options_come_first_then_the_file_then_greedy(written, settings, options, wanted):
     parser = OneLineParser()
     add_sampling_options(parser, max_tokens=16)
-    suggested = sampling_defaults(written(tmp_path / "model", **settings))
+    suggested = sampling_defaults(written(**settings))
     assert sampling_params(parser.parse_args(options), suggested) == wanted
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("name", "bad"),
     [
-        dict(temperature=-1),
-        dict(temperature="warm"),
-        dict(top_k=2.5),
-        dict(top_p=1.5),
-        dict(min_p=-0.1),
-        dict(repetition_penalty=0),
-        dict(max_new_tokens=0),
-        dict(temperature=float("nan")),
+        *(("temperature", -1), ("temperature", "warm"), ("temperature", float("nan")), ("top_k", 2.5), ("top_p", 1.5)),
+        *(("min_p", -0.1), ("repetition_penalty", 0), ("max_new_tokens", 0)),
     ],
 )
-def test_a_suggestion_that_is_out_of_range_is_left_out_with_one_line(tmp_path, capsys, bad):
-    found = sampling_defaults(written(tmp_path / "model", **AUTHORS | bad))
-    [name] = ["max_tokens" if name == "max_new_tokens" else name for name in bad]
+def test_a_suggestion_that_is_out_of_range_is_left_out_with_one_line(written, capsys, name, bad):
+    found = sampling_defaults(written(**AUTHORS | {name: bad}))
     said = capsys.readouterr().err
-    assert name not in found and len(found) == 5 and said.count("\n") == 1 and next(iter(bad)) in said
+    assert name.replace("new_", "") not in found and len(found) == 5 and said.count("\n") == 1 and name in said
 
 
-def test_a_top_k_of_minus_one_is_off(tmp_path):
-    assert sampling_defaults(written(tmp_path / "model", top_k=-1)) == {"top_k": 0}
+def test_a_top_k_of_minus_one_is_off(written):
+    assert sampling_defaults(written(top_k=-1)) == {"top_k": 0}
 
 
 # A checkpoint without a tokenizer.
 
 
 @pytest.fixture(scope="module")
-def mute(tmp_path_factory):
+def mute(written):
     """The pocket model without its tokenizer."""
-    directory = written(tmp_path_factory.mktemp("mute") / "model")
+    directory = written()
     for path in directory.glob("token*"):
         path.unlink()
     with opened(directory) as llm:
@@ -231,11 +206,6 @@ def test_what_needs_text_is_refused_and_nothing_has_run(mute, ask, param):
     assert not mute.engine.has_unfinished and mute.engine.scheduler.manager.blocks_by_state.held == 0
 
 
-def test_a_command_needs_text(mute, capsys):
-    assert main(["generate", "Hello", "--model", str(mute.tokenizer.directory)]) == 2
-    assert "tokenizer.json" in capsys.readouterr().err
-
-
 # A folder that is no checkpoint of ours.
 
 
@@ -265,8 +235,3 @@ def test_an_empty_name_is_not_the_working_directory(option):
     with refused(UserError) as caught:
         LLM(**{option: ""})
     assert caught.value.param == option
-
-
-def test_an_empty_model_is_not_the_pocket_model(capsys):
-    assert main(["generate", "Hello", "--model", ""]) == 2
-    assert "''" in capsys.readouterr().err

@@ -44,27 +44,29 @@ def test_the_deltas_of_a_stream_add_up_to_the_answer(llm):
     assert [token for delta in deltas for token in delta.token_ids] == whole.token_ids
     assert "".join(delta.text for delta in deltas) == llm.tokenizer.decode(whole.token_ids)
     assert len(deltas) > 5, "the answer came in one piece"
+    assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + [FinishReason.LENGTH]
 
 
-def test_only_the_last_delta_has_a_reason(llm):
-    reasons = [delta.finish_reason for delta in llm.stream(PROMPT, greedy(4))]
-    assert reasons == [None, None, None, FinishReason.LENGTH]
+def close(stream):
+    stream.close()
+
+
+def read_and_close(stream):
+    next(stream)
+    stream.close()
+
+
+@pytest.mark.parametrize("leave", [close, read_and_close, lambda stream: None], ids=["close", "read", "forget"])
+def test_a_stream_that_is_not_read_to_its_end_is_aborted(llm, leave):
+    leave(llm.stream(PROMPT, greedy()))
+    assert not llm.engine.has_unfinished, "its request would be computed for no reader"
+    assert llm.engine.scheduler.manager.blocks_by_state.held == 0, "close must abort the request"
 
 
 def test_an_end_token_gives_the_reason_stop_and_is_not_shown(llm):
     *_, last = llm.stream([{"role": "user", "content": "What is the capital of Japan?"}], greedy(60))
     assert last.finish_reason == FinishReason.STOP
     assert last.token_ids[-1] == OneOf(*llm.engine.config.eos_token_ids) and "<|" not in last.text
-
-
-def test_a_stop_string_ends_the_answer_and_is_not_shown(llm):
-    full = answer(llm, PROMPT, greedy())
-    stop = full[6:12]
-    deltas = list(llm.stream(PROMPT, greedy(stop=[stop])))
-    assert "".join(delta.text for delta in deltas) == full[: full.index(stop)], (
-        f"expected the text up to {stop!r} and no further"
-    )
-    assert deltas[-1].finish_reason == FinishReason.STOP
 
 
 @pytest.mark.parametrize("length", [1, 6])
@@ -128,12 +130,6 @@ def test_streams_read_in_turn_share_steps_but_not_tokens(llm):
     assert texts == alone
 
 
-@pytest.mark.parametrize("leave", [lambda stream: stream.close(), lambda stream: None])
-def test_a_stream_that_is_never_read_is_aborted_too(llm, leave):
-    leave(llm.stream(PROMPT, greedy()))
-    assert not llm.engine.has_unfinished, "its request would be computed for no reader"
-
-
 def test_in_a_batch_a_stop_string_ends_only_its_own_answer(llm):
     full = answer(llm, PROMPT, greedy())
     stop = full[6:12]
@@ -151,11 +147,8 @@ def test_prompts_may_be_text_or_ids_one_or_many(llm):
     one = llm.generate(PROMPT, greedy(5), progress=False)
     assert [c.token_ids for c in one] == [c.token_ids for c in llm.generate(ids, greedy(5), progress=False)]
     both = llm.generate([PROMPT, ids], greedy(5), progress=False)
-    assert (
-        both[0] == both[1] == one[0]
-        and both[0].prompt_token_ids == ids
-        and both[0].text == llm.tokenizer.decode(both[0].token_ids)
-    )
+    assert both[0] == both[1] == one[0] and both[0].prompt_token_ids == ids
+    assert both[0].text == llm.tokenizer.decode(both[0].token_ids)
     assert llm.generate([], greedy(5), progress=False) == []
 
 
@@ -177,11 +170,8 @@ def test_a_prompt_of_the_wrong_type_is_refused_in_one_sentence(llm, prompts):
 @pytest.mark.parametrize(
     "messages",
     [
-        *(None, [], "Hi", [[]], [5], [{"content": "Hi"}]),
-        *(
-            [{"role": "user"} | more]
-            for more in ({}, {"content": 5}, {"content": [5]}, {"content": [{"type": "text"}]})
-        ),
+        *(None, [], "Hi", [[]], [5], [{"content": "Hi"}], [{"role": "user"}]),
+        *([{"role": "user", "content": content}] for content in (5, [5], [{"type": "text"}])),
         *([{"role": "assistant", "tool_calls": calls}] for calls in (5, [5], [{}], [{"function": 5}], "x")),
     ],
 )
@@ -283,14 +273,6 @@ def test_half_a_character_is_refused(llm):
         llm.stream([{"role": "user", "content": "a\ud83d"}])
 
 
-def test_closing_a_stream_early_frees_its_blocks(llm):
-    stream = llm.stream(PROMPT, greedy())
-    next(stream)
-    assert llm.engine.scheduler.manager.blocks_by_state.held > 0
-    stream.close()
-    assert llm.engine.scheduler.manager.blocks_by_state.held == 0, "close must abort the request"
-
-
 @pytest.mark.parametrize("prompt, values", [("", ""), ([5000], "5000"), ([1] * 9000, "8192")])
 def test_a_prompt_that_cannot_run_is_refused_by_the_call(llm, prompt, values):
     with refused(UserError, values):
@@ -317,9 +299,3 @@ def test_a_conversation_may_have_tools_calls_and_results(llm):
     assert all(part in text for part in ('"name": "add"}}', '"arguments": {"a": 1}}', "<tool_response>\n3")), text
     with llm.stream(messages, greedy(1), tools=tools) as stream:
         assert list(stream.request.prompt_ids) == list(done.prompt_token_ids)
-
-
-def test_a_conversation_goes_through_the_chat_template(llm):
-    with llm.stream([{"role": "user", "content": "Hi"}]) as stream:
-        text = llm.tokenizer.decode(stream.request.prompt_ids, skip_special=False)
-    assert text.startswith("<|im_start|>user\nHi<|im_end|>") and text.endswith("<|im_start|>assistant\n"), text

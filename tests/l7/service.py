@@ -6,9 +6,10 @@ import http.client
 import json
 import logging
 import socket
+import threading
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -22,7 +23,8 @@ from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.server.app import create_app
-from mini_engine.server.background import in_background
+from mini_engine.server.background import DrainingServer, in_background
+from mini_engine.server.listening import listen, url_of
 from mini_engine.server.metrics import Metrics
 from mini_engine.server.server_config import ServerConfig
 from mini_engine.text.tokenizer import Tokenizer
@@ -116,11 +118,12 @@ class Service:
         num_blocks: of 4 tokens each, the null block included.
         engine_options: more for `Engine.for_model`.
         vllm_metrics: /metrics has vLLM's names, too.
-        tokens: another tokenizer.
+        tokens, model: others.
         config: see ServerConfig.
     """
 
     unwritten: Unwritten | None = None
+    greedy = staticmethod(greedy)
 
     def __init__(
         self,
@@ -129,10 +132,11 @@ class Service:
         engine_options: dict[str, Any] | None = None,
         vllm_metrics: bool = False,
         tokens: Tokenizer | None = None,
+        model: CausalLM | None = None,
         **config: Any,
     ) -> None:
         options = {"num_blocks": num_blocks, "block_size": 4, "scheduler_config": scheduler_config}
-        self.engine = Engine.for_model(small_model(), **options | (engine_options or {}))
+        self.engine = Engine.for_model(model or small_model(), **options | (engine_options or {}))
         self.config = ServerConfig("tiny", **config)
         self.metrics = Metrics(self.config.model_name if vllm_metrics else None)
         self.worker = EngineWorker(self.engine, tokens or tokenizer(), self.config.max_waiting, self.metrics)
@@ -156,19 +160,25 @@ class Service:
         return self.engine.scheduler.manager.blocks_by_state.held
 
     def post(self, path: str, body: Any, **headers: str) -> Answered:
-        """One request over a connection of its own; `body` is sent as JSON unless it is bytes."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        """One request over a connection of its own; `body` is JSON, or bytes, or a list of bytes to send in chunks."""
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
         return self.request("POST", path, data, {"Content-Type": "application/json"} | headers)
 
     def get(self, path: str, **headers: str) -> Answered:
         """The same, without a body."""
         return self.request("GET", path, None, headers)
 
-    def request(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> Answered:
+    def stream(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The chunks of a streamed answer."""
+        *events, last = read_events(self.post(path, body | {"stream": True}).body)
+        assert last == "[DONE]", last
+        return [json.loads(event) for event in events]
+
+    def request(self, method: str, path: str, data: bytes | list[bytes] | None, headers: dict[str, str]) -> Answered:
         """Any request. If the server ran into an unwritten task, that is raised, whatever it answered."""
         connection = http.client.HTTPConnection(*self.address, timeout=PATIENCE)
         try:
-            connection.request(method, path, data, headers)
+            connection.request(method, path, data, headers, encode_chunked=isinstance(data, list))
             response = connection.getresponse()
             content = response.read()
             is_json = content and response.headers.get_content_type() == "application/json"
@@ -210,6 +220,48 @@ class Service:
         """Nobody waits or runs, and every block is free."""
         self.wait_until("nobody waits or runs", lambda: self.worker.num_open == 0)
         self.wait_until("every block is free", lambda: self.blocks_held == 0)
+
+
+@contextmanager
+def held(owner: Any, name: str) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Within it, calls of `owner.name` set the first event, and wait until the second one is set."""
+    entered, leave, call = threading.Event(), threading.Event(), getattr(owner, name)
+
+    def wait(*given: Any) -> Any:
+        entered.set()
+        assert leave.wait(PATIENCE), f"{name} was held back for ever"
+        return call(*given)
+
+    setattr(owner, name, wait)
+    try:
+        yield entered, leave
+    finally:
+        leave.set()
+        setattr(owner, name, call)
+
+
+def fail_once(owner: Any, name: str, error: Exception) -> None:
+    """Let the next call of `owner.name` raise this error, and those after it be as they were."""
+    call = getattr(owner, name)
+
+    def fails(*given: Any) -> Any:
+        setattr(owner, name, call)
+        raise error
+
+    setattr(owner, name, fails)
+
+
+@asynccontextmanager
+async def listening(service: Service, grace_seconds: float = PATIENCE) -> AsyncIterator[DrainingServer]:
+    """Serve the service's app in this event loop, too, at what becomes its address, until a drain is over."""
+    with listen("127.0.0.1", 0) as listener:
+        server = DrainingServer(service.app, grace_seconds)
+        service.address = ("127.0.0.1", int(url_of(listener).rsplit(":", 1)[1]))
+        serving = asyncio.create_task(server.serve([listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        yield server
+        await asyncio.wait_for(serving, PATIENCE)
 
 
 def raw_request(body: dict[str, Any], path: str = "/v1/completions") -> bytes:

@@ -3,22 +3,20 @@
 import asyncio
 import json
 import socket
-import subprocess
 import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from http.client import HTTPConnection
 
 import pytest
 
 from mini_engine.server import app
-from mini_engine.server.background import DrainingServer
 from mini_engine.server.hardening import connections
 from mini_engine.server.hardening.connections import room_for_connections
 from mini_engine.server.hardening.guard import GuardedProtocol
-from mini_engine.server.listening import QUEUE, listen, url_of
-from tests.l7.service import PATIENCE, Service, exchange, raw_request, read_all
+from mini_engine.server.listening import QUEUE
+from tests.l7.processes import Process, serving
+from tests.l7.service import PATIENCE, Service, exchange, listening, raw_request, read_all
 
 pytestmark = pytest.mark.reference  # no task is about this
 
@@ -55,17 +53,11 @@ def timed_from_the_second(accepted, monkeypatch):
     monkeypatch.setattr(GuardedProtocol, "on_response_complete", hurry)
 
 
-def test_a_kept_connection_is_timed_again(timed_from_the_second):
+@pytest.mark.parametrize("behind", [b"", b"GET /hea"], ids=["nothing", "half a request"])
+def test_a_kept_connection_is_timed_again(timed_from_the_second, behind):
+    """Where the half arrived with the request before it, nothing comes any more that could start the clock."""
     with Service(header_seconds=60) as service, service.dial() as client:
-        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        content = read_all(client)
-        assert content.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in content, content
-
-
-def test_half_a_request_right_behind_a_whole_one_is_timed_too(timed_from_the_second):
-    """Nothing comes any more that could start the clock, so the end of the first answer must."""
-    with Service(header_seconds=60) as service, service.dial() as client:
-        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea")
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" + behind)
         content = read_all(client)
         assert content.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in content, content
 
@@ -133,29 +125,23 @@ def test_of_a_burst_that_asks_and_hangs_up_nothing_is_begun(stream, size, monkey
     """Their ends arrive together with the requests: the server's loop, which is this one, waits meanwhile."""
     body = {"prompt": [1, 2], "max_tokens": 50, "stream": stream, "user": "x" * size}
     begun, ended = [], []
-    lost = GuardedProtocol.connection_lost
+    lost, read = GuardedProtocol.connection_lost, app.read_body
     monkeypatch.setattr(GuardedProtocol, "connection_lost", lambda self, exc: ended.append(self) or lost(self, exc))
+    monkeypatch.setattr(app, "read_body", lambda *given: begun.append(given) or read(*given))
 
-    async def scene(service: Service, listener: socket.socket) -> int:
-        server = DrainingServer(service.app, PATIENCE)
-        serving = asyncio.create_task(server.serve([listener]))
-        while not server.started:
-            await asyncio.sleep(0.01)
-        read = app.read_body
-        monkeypatch.setattr(app, "read_body", lambda *given: begun.append(given) or read(*given))
-        for _ in range(BURST):
-            service.connect(body).close()
-        while len(ended) < BURST:
-            await asyncio.sleep(0.01)
-        assert not begun
-        status, _ = await exchange(service, body)
-        server.begin_drain()
-        await serving
+    async def scene(service: Service) -> int:
+        async with listening(service) as server:
+            for _ in range(BURST):
+                service.connect(body).close()
+            while len(ended) < BURST:
+                await asyncio.sleep(0.01)
+            assert not begun
+            status, _ = await exchange(service, body)
+            server.begin_drain()
         return status
 
-    with Service() as service, listen("127.0.0.1", 0) as listener:
-        service.address = ("127.0.0.1", int(url_of(listener).rsplit(":", 1)[1]))
-        assert asyncio.run(asyncio.wait_for(scene(service, listener), PATIENCE)) == 200
+    with Service() as service:
+        assert asyncio.run(asyncio.wait_for(scene(service), PATIENCE)) == 200
 
 
 def test_a_burst_takes_turns_with_open_connections_and_finds_room_in_the_queue(monkeypatch):
@@ -181,41 +167,26 @@ def test_there_are_fewer_connections_than_descriptors(monkeypatch):
     assert room_for_connections(1024) == 1024 and 1024 < limits["now"][0] < 2000, "raised, where that is allowed"
 
 
-FEW_FILES = """
-import resource, runpy, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-sys.argv = ["mini_engine", "serve", "--port", "0", "--header-seconds", "600"]
-runpy.run_module("mini_engine", run_name="__main__")
-"""
+FEW_FILES = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256));"
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(connections.resource is None, reason="this system has no limit on open files")
 def test_with_256_files_900_half_requests_leave_the_server_well():
-    with subprocess.Popen(
-        [sys.executable, "-c", FEW_FILES], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
-    ) as server:
-        try:
-            assert server.stdout is not None and server.stderr is not None
-            address = server.stdout.readline().split()[3].removeprefix("http://").removesuffix("/v1").split(":")
-            held = []
-            for _ in range(900):
-                client = socket.create_connection((address[0], int(address[1])), timeout=PATIENCE)
-                client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
-                held.append(client)
-            inside, give_up = held, time.monotonic() + PATIENCE
-            while len(inside) >= 256:  # some are still to be accepted
-                assert time.monotonic() < give_up, f"{len(inside)} of 900 are held"
-                inside = [client for client in inside if is_open(client)]
-            assert len(inside) > 10
-            inside[-1].sendall(b"\r\n")  # the youngest: those before it make room
-            inside[-1].settimeout(PATIENCE)
-            assert inside[-1].recv(65536).startswith(b"HTTP/1.1 200")
-            for client in held:
-                client.close()
-        finally:
-            server.terminate()
-            _, said = server.communicate(timeout=PATIENCE)
+    with serving("--header-seconds", "600", before=FEW_FILES) as server, ExitStack() as stack:
+        inside, give_up = [stack.enter_context(server.dial()) for _ in range(900)], time.monotonic() + PATIENCE
+        for client in inside:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
+        while len(inside) >= 256:  # some are still to be accepted
+            assert time.monotonic() < give_up, f"{len(inside)} of 900 are held"
+            inside = [client for client in inside if is_open(client)]
+        assert len(inside) > 10
+        inside[-1].sendall(b"\r\n")  # the youngest: those before it make room
+        inside[-1].settimeout(PATIENCE)
+        assert inside[-1].recv(65536).startswith(b"HTTP/1.1 200")
+        stack.close()
+        server.process.terminate()
+        _, said = server.end()
     assert len(said) < 5000 and "Traceback" not in said, said[:2000]
 
 
@@ -231,45 +202,25 @@ def is_open(client: socket.socket) -> bool:
     return False
 
 
-# The end
-
-
-def status_of(address: list[str]) -> int:
+async def status_of(server: Process) -> int:
     """How a server answers a new request."""
-    connection = HTTPConnection(*address, timeout=PATIENCE)
-    try:
-        connection.request("GET", "/v1/models")
-        return connection.getresponse().status
-    finally:
-        connection.close()
+    return (await exchange(server, {"prompt": "x", "max_tokens": 1}))[0]
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no signals to a process")
 @pytest.mark.parametrize("signals", [1, 2])
 def test_what_is_cut_off_at_the_end_is_told_so_without_a_traceback(signals):
-    command = [
-        sys.executable,
-        "-m",
-        "mini_engine",
-        "serve",
-        "--port",
-        "0",
-        "--grace-seconds",
-        "60" if signals == 2 else "2",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8") as server:
-        assert server.stdout is not None
-        address = server.stdout.readline().split()[3].removeprefix("http://").removesuffix("/v1").split(":")
-        with socket.create_connection((address[0], int(address[1])), timeout=PATIENCE) as client:
-            body = {"prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
-            client.sendall(raw_request(body))
-            first = client.recv(1000)
-            for number in range(signals):
-                server.terminate()
-                while number == 0 and status_of(address) != 503:  # until the first signal is heeded
-                    pass
-            content = first + read_all(client)
-        _, said = server.communicate(timeout=PATIENCE)
+    body = {"prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with serving("--grace-seconds", "60" if signals == 2 else "2") as server, server.dial() as client:
+        client.sendall(raw_request(body))
+        first = client.recv(1000)
+        server.process.terminate()
+        if signals == 2:
+            while asyncio.run(status_of(server)) != 503:  # until the first signal is heeded
+                pass
+            server.process.terminate()
+        content = first + read_all(client)
+        _, said = server.end()
     assert b'"error"' in content and b"shutting down" in content, "a stream that just stops looks complete"
     assert "Traceback" not in said and len(said.splitlines()) <= 3, said

@@ -7,20 +7,19 @@ import sys
 import pytest
 
 from mini_engine.cli import serve
-from mini_engine.cli.parser import OneLineParser
 from mini_engine.server.answer_models import Chat, Completion, Error, ModelList, ResponseAnswer
 from mini_engine.server.background import DrainingServer
 from mini_engine.server.description import REFUSALS
 from mini_engine.server.hardening import ending
+from tests.l7.forms import ADD
 from tests.l7.service import Service
 
 pytestmark = pytest.mark.reference  # no task is about this
 
+SERVER = {"num_blocks": 97, "api_keys": ("secret",)}
 KEY = {"Authorization": "Bearer secret"}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "return_token_ids": True}
 RUNS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
-DIGIT = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
-TOOL = {"type": "function", "function": {"name": "build", "parameters": DIGIT}}
 SEED, EXAMPLES = 7, 25
 PATIENCE = 600  # seconds; a busy machine may need more than Schemathesis' ten for an answer that fills the context
 RUN = "from schemathesis.cli import schemathesis; schemathesis()"
@@ -29,43 +28,36 @@ EXCLUDED = "positive_data_acceptance"
 
 
 @pytest.fixture(scope="module")
-def server():
-    with Service(num_blocks=97, api_keys=("secret",)) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
 def described(server: Service):
     return server.get("/openapi.json").body
 
 
-def test_the_command_builds_the_description_before_it_serves(monkeypatch):
+def test_the_command_builds_the_description_before_it_serves(options, monkeypatch):
     """It takes a third of a second, in which the event loop would answer no one."""
     served = []
     monkeypatch.setattr(DrainingServer, "run", lambda self, sockets: served.append(self.app.routes.openapi_schema))
     monkeypatch.setattr(ending, "end_in_time", lambda worker, seconds: worker.close())
-    parser = OneLineParser()
-    serve.add_arguments(parser)
-    assert serve.run(parser.parse_args(["--port", "0", "--num-blocks", "8"])) == 0
+    assert serve.run(options("--port", "0", "--num-blocks", "8")) == 0
     gc.unfreeze()
     assert served[0] and "/v1/chat/completions" in served[0]["paths"]
 
 
-def test_every_route_says_what_it_takes_and_gives(described):
-    for path in RUNS:
-        route = described["paths"][path]["post"]
-        assert set(route["responses"]) == {"200", *map(str, REFUSALS)} and len(REFUSALS) > 8, path
-        assert set(route["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
-        assert "Retry-After" in route["responses"]["429"]["headers"], "a client must know when to come back"
-        (refusal,) = {
-            response["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
-            for status, response in route["responses"].items()
-            if status != "200"
-        }
-        assert set(described["components"]["schemas"][refusal]["properties"]) == {"error"}
-        assert route["security"] == [{"ApiKey": []}]
+@pytest.mark.parametrize("path", RUNS)
+def test_every_route_says_what_it_takes_and_gives(described, path):
+    route = described["paths"][path]["post"]
+    assert set(route["responses"]) == {"200", *map(str, REFUSALS)} and len(REFUSALS) > 8
+    assert set(route["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert "Retry-After" in route["responses"]["429"]["headers"], "a client must know when to come back"
+    refusals = [route["responses"][str(status)]["content"]["application/json"]["schema"] for status in REFUSALS]
+    (name,) = {schema["$ref"].rsplit("/", 1)[1] for schema in refusals}
+    assert set(described["components"]["schemas"][name]["properties"]) == {"error"}
+    assert route["security"] == [{"ApiKey": []}]
+
+
+def test_open_routes_and_foreign_errors(described):
     assert described["paths"]["/health"]["get"]["security"] == []
     assert "HTTPValidationError" not in described["components"]["schemas"], "FastAPI's own errors are not given here"
+    assert described["components"]["schemas"]["CompletionRequest"]["additionalProperties"] is False
 
 
 def test_what_may_have_one_value_alone_says_so_and_null_is_allowed(described):
@@ -74,20 +66,25 @@ def test_what_may_have_one_value_alone_says_so_and_null_is_allowed(described):
     assert fields["temperature"]["anyOf"][0]["maximum"] == 100
 
 
-def test_answers_have_the_shape_that_is_described(server: Service):
-    tools = CHAT | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 60}
-    for path, model, body in (
+@pytest.mark.parametrize(
+    ("path", "model", "body"),
+    [
         (RUNS[0], Completion, {"prompt": ["Hi", "Ho"], "max_tokens": 2, "n": 2}),
         (RUNS[0], Completion, {"prompt": "Hi", "max_tokens": 0, "echo": True, "logprobs": 2}),
         (RUNS[1], Chat, CHAT | {"logprobs": True, "top_logprobs": 2}),
-        (RUNS[1], Chat, tools),
+        (RUNS[1], Chat, CHAT | {"tools": [ADD], "tool_choice": "required", "max_tokens": 60}),
         (RUNS[2], ResponseAnswer, {"input": "Hi", "max_output_tokens": 2}),
-        (RUNS[2], Error, {"input": "Hi", "tools": [TOOL]}),
+        (RUNS[2], Error, {"input": "Hi", "tools": [ADD]}),
         (RUNS[1], Error, CHAT | {"model": "gpt-9"}),
-    ):
-        found = server.post(path, body, **KEY)
-        assert (found.status == 200) == (model is not Error), found
-        model.model_validate(found.body)
+    ],
+)
+def test_answers_have_the_shape_that_is_described(server: Service, path, model, body):
+    found = server.post(path, body, **KEY)
+    assert (found.status == 200) == (model is not Error), found
+    model.model_validate(found.body)
+
+
+def test_models_have_the_shape_that_is_described(server: Service):
     ModelList.model_validate(server.get("/v1/models", **KEY).body)
     Error.model_validate(server.get("/v1/models").body)
 

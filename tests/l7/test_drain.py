@@ -9,70 +9,17 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from mini_engine.cli import serve
-from mini_engine.cli.parser import OneLineParser, guard
+from mini_engine.__main__ import main
+from tests.l7.processes import ROOT, Process, path_with, serving
 from tests.l7.service import LONG, PATIENCE, Service, exchange, read_answer
-
-ROOT = Path(__file__).resolve().parents[2]
-SERVE = "from mini_engine.cli import serve; from mini_engine.cli.parser import OneLineParser, guard; import sys;" + (
-    "parser = OneLineParser(prog='serve'); serve.add_arguments(parser); sys.exit(guard(parser, serve.run, None))"
-)
 
 # At its end the process says how many objects the garbage collector leaves alone, and whether it met llguidance.
 REPORT = "str(gc.get_freeze_count()), str('llguidance' in sys.modules)"
 AT_END = f"import atexit, gc, sys; atexit.register(lambda: sys.stderr.write(' '.join(({REPORT}))));"
-
-
-class Process:
-    """`serve` in a process of its own. `address` is where it listens."""
-
-    def __init__(self, *arguments: str, before: str = "", **environment: str) -> None:
-        usual = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path_with(ROOT), "HF_HUB_OFFLINE": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", before + SERVE, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            env=os.environ | usual | environment,
-            cwd=ROOT,
-        )
-
-    def wait_for_address(self) -> tuple[str, int]:
-        """From the line that it prints when it is ready."""
-        line = self.process.stdout.readline()
-        found = re.search(r"http://(127\.0\.0\.1):(\d+)/v1", line)
-        assert found, f"it printed {line!r}\n{self.process.stderr.read()}"
-        self.address = (found[1], int(found[2]))
-        return self.address
-
-    def end(self) -> tuple[int, str]:
-        """Wait for its end: exit code, and what it wrote to stderr."""
-        _, errors = self.process.communicate(timeout=PATIENCE)
-        unwritten = re.search(r"NotImplementedError: (Lesson \d+, task \d+.*)", errors)
-        if unwritten:
-            raise NotImplementedError(unwritten[1])
-        return self.process.returncode, errors
-
-
-@contextmanager
-def serving(*arguments: str, before: str = ""):
-    server = Process("--port", "0", *arguments, before=before)
-    try:
-        server.wait_for_address()
-        yield server
-    finally:
-        if server.process.poll() is None:
-            server.process.kill()
-
-
-def path_with(folder: Path) -> str:
-    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
 
 @LONG
@@ -117,20 +64,17 @@ async def health(server: Process, state: str) -> int:
 
 @LONG
 def test_a_port_that_is_taken_is_one_line(capsys):
-    parser = OneLineParser(prog="serve")
-    serve.add_arguments(parser)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        code = guard(parser, serve.run, ["--port", str(taken.getsockname()[1]), "--num-blocks", "8"])
+        arguments = ["serve", "--port", str(taken.getsockname()[1]), "--num-blocks", "8"]
+        assert main(arguments) == 2
     errors = capsys.readouterr().err
-    assert code == 2 and "127.0.0.1:" in errors and len(errors.splitlines()) == 1, errors
+    assert "127.0.0.1:" in errors and len(errors.splitlines()) == 1, errors
 
 
 @pytest.mark.parametrize("port", ["99999", "-1", "0x1f90"])
-def test_a_port_that_cannot_be_is_told_with_the_options(port, capsys):
-    parser = OneLineParser(prog="serve")
-    serve.add_arguments(parser)
+def test_a_port_that_cannot_be_is_told_with_the_options(options, port, capsys):
     with pytest.raises(SystemExit) as caught:
-        parser.parse_args(["--port", port])
+        options("--port", port)
     errors = capsys.readouterr().err
     assert caught.value.code == 2 and port in errors and len(errors.splitlines()) == 1
 
@@ -160,11 +104,6 @@ def test_without_the_extra_it_says_how_to_install_it(tmp_path):
     assert code == 2 and len(errors.splitlines()) == 1, errors
     for command in ("pip install 'kv-course[server]'", "pip install -e '.[server]'"):
         assert command in errors, "with the package alone there is no clone to install from"
-
-
-def test_help_needs_nothing_but_python():
-    code, errors = Process("--help").end()
-    assert (code, errors) == (0, "")
 
 
 def test_no_thread_is_left_behind():

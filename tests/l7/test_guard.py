@@ -123,8 +123,7 @@ LONG_ANSWER = {"prompt": [5] * 500, "max_tokens": 0, "echo": True, "logprobs": 2
 
 @reference
 def test_a_client_that_does_not_read_is_cut_off(accepted):
-    with Service(write_seconds=0.3) as service, service.dial(2048) as client:
-        ask(client, LONG_ANSWER)
+    with Service(write_seconds=0.3) as service, service.connect(LONG_ANSWER, 2048):
         service.wait_until("the answer is written", lambda: accepted and accepted[0].write_timer)
         service.wait_until("and the connection closed", lambda: not accepted[0].connections)
         assert service.get("/health").status == 200
@@ -132,8 +131,7 @@ def test_a_client_that_does_not_read_is_cut_off(accepted):
 
 @reference
 def test_not_even_the_last_few_bytes_wait_for_ever(accepted):
-    with Service(write_seconds=0.3) as service, service.dial(2048) as client:
-        ask(client, LONG_ANSWER | {"prompt": [5] * 60})
+    with Service(write_seconds=0.3) as service, service.connect(LONG_ANSWER | {"prompt": [5] * 60}, 2048):
         service.wait_until("the rest is timed", lambda: accepted and accepted[0].write_timer)
         assert accepted[0].transport.get_write_buffer_size() < 2**16, "which is as much as asyncio likes to hold"
         service.wait_until("and the connection closed", lambda: not accepted[0].connections)
@@ -148,13 +146,6 @@ def test_a_client_that_reads_slowly_but_steadily_is_timed_again(read, is_cut_off
     connection = SimpleNamespace(transport=transport, time_reading=lambda: done.append("timed again"))
     GuardedProtocol.check_reading(connection, left + read)
     assert done == ["cut off" if is_cut_off else "timed again"]
-
-
-def ask(client: socket.socket, body: dict) -> None:
-    """Ask for a completion."""
-    data = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
 
 
 # What a client leaves unsaid
@@ -193,14 +184,3 @@ def test_a_letter_now_and_then_makes_no_connection_younger(accepted):
         assert read_all(old).startswith(b"HTTP/1.1 503")
         young.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert young.recv(65536).startswith(b"HTTP/1.1 200")
-
-
-@reference
-def test_a_client_that_waits_for_its_answer_is_never_closed_for_another(accepted):
-    body = {"prompt": [1, 2], "max_tokens": 150, "stream": True}
-    with Service(max_connections=2) as service, service.connect(body) as first, service.connect(body) as second:
-        service.wait_until("both run", lambda: service.worker.num_running == 2)
-        with service.dial() as more:
-            assert read_all(more).startswith(b"HTTP/1.1 503"), "none is silent, so the new one is refused"
-        for client in (first, second):
-            assert b"[DONE]" in read_all(client)

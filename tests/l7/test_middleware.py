@@ -3,20 +3,19 @@
 import asyncio
 import json
 import signal
-import threading
+from contextlib import nullcontext
 
 import pytest
 
 from mini_engine.base.errors import UserError
 from mini_engine.cli import serve
-from mini_engine.cli.parser import OneLineParser
 from mini_engine.server import background
-from mini_engine.server.background import DrainingServer
 from mini_engine.server.hardening.bodies import BodyLimit
-from mini_engine.server.listening import listen, url_of
+from mini_engine.server.listening import listen
 from mini_engine.server.middleware import ApiKey, Drain
 from mini_engine.server.server_config import ServerConfig
-from tests.l7.service import PATIENCE, Service, exchange, read_answer
+from tests.l7.service import PATIENCE, Service, exchange, held, listening, read_answer
+from tests.support import refused
 
 SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
 
@@ -127,10 +126,13 @@ def test_a_wrong_key_is_401(header):
     assert status == 401 and body["error"]["code"] == "invalid_api_key"
 
 
-def test_the_right_key_opens_and_none_is_asked_for_by_default():
-    for header in (b"Bearer secret", b"bearer secret", b"BEARER  secret"):  # a scheme's name has no case
-        for keys in (["secret"], ["secret", "other"], ["other", "secret"]):
-            assert call(ApiKey(Inner(), keys), SCOPE | {"headers": [(b"authorization", header)]})[0] == 200, header
+@pytest.mark.parametrize("header", [b"Bearer secret", b"bearer secret", b"BEARER  secret"])  # a scheme has no case
+@pytest.mark.parametrize("keys", [["secret"], ["secret", "other"], ["other", "secret"]])
+def test_the_right_key_opens(header, keys):
+    assert call(ApiKey(Inner(), keys), SCOPE | {"headers": [(b"authorization", header)]})[0] == 200
+
+
+def test_no_key_is_asked_for_by_default():
     assert call(ApiKey(Inner(), []))[0] == 200
 
 
@@ -160,38 +162,31 @@ def test_a_key_that_no_client_could_send_is_refused(key):
         ServerConfig(api_keys=("good", key))
 
 
-def test_keys_come_from_the_options_or_else_from_the_environment(monkeypatch):
-    def keys(*argv):
-        parser = OneLineParser(prog="serve")
-        serve.add_arguments(parser)
-        return serve.server_config(parser.parse_args(argv)).api_keys
-
+@pytest.mark.parametrize(
+    ("variable", "arguments", "keys"),
+    [
+        (None, [], ()),
+        ("of-the-environment", [], ("of-the-environment",)),
+        ("of-the-environment", ["--api-key", "one", "--api-key", "two"], ("one", "two")),
+        ("k1,k2", [], ("k1", "k2")),
+        ("k1,k2", ["--api-key", "k1,k2"], ("k1,k2",)),
+        ("k1,", [], None),
+        ("", [], None),  # a variable that was meant to hold a key must not open the door
+    ],
+)
+def test_keys_come_from_the_options_or_else_from_the_environment(options, monkeypatch, variable, arguments, keys):
     monkeypatch.delenv("MINI_ENGINE_API_KEY", raising=False)
-    assert keys() == ()
-    monkeypatch.setenv("MINI_ENGINE_API_KEY", "of-the-environment")
-    assert keys() == ("of-the-environment",)
-    assert keys("--api-key", "one", "--api-key", "two") == ("one", "two")
-    monkeypatch.setenv("MINI_ENGINE_API_KEY", "k1,k2")
-    assert keys() == ("k1", "k2")
-    assert keys("--api-key", "k1,k2") == ("k1,k2",)
-    monkeypatch.setenv("MINI_ENGINE_API_KEY", "k1,")
-    with pytest.raises(UserError):
-        keys()
-    monkeypatch.setenv("MINI_ENGINE_API_KEY", "")
-    with pytest.raises(UserError):  # a variable that was meant to hold a key must not open the door
-        keys()
+    if variable is not None:
+        monkeypatch.setenv("MINI_ENGINE_API_KEY", variable)
+    with nullcontext() if keys is not None else pytest.raises(UserError):
+        assert serve.server_config(options(*arguments)).api_keys == keys
 
 
-@pytest.mark.parametrize("host", ["ä..b", "ä" * 70])
+@pytest.mark.parametrize("host", ["ä..b", "ä" * 70, ""])
 def test_a_host_that_cannot_be_is_refused_in_one_sentence(host):
-    with pytest.raises(UserError, match=f"{host}:0"):
+    """An empty one is not the whole network, as `--host "$HOST"` has it where the variable is not set."""
+    with refused(UserError, host and f"{host}:0"):
         listen(host, 0)
-
-
-def test_an_empty_host_is_not_the_whole_network():
-    """As `--host "$HOST"` has it where the variable is not set."""
-    with pytest.raises(UserError):
-        listen("", 0)
 
 
 # Over real sockets
@@ -212,25 +207,16 @@ def test_with_a_key_set_only_its_owner_is_served():
 
 
 def test_a_drain_lets_running_answers_finish_and_refuses_new_ones():
-    async def scene(service, server):
-        running = asyncio.create_task(exchange(service, {"prompt": [1, 2, 3], "max_tokens": 300, "stream": True}))
-        await asyncio.to_thread(service.wait_until, "it runs", lambda: service.worker.num_running)
-        server.handle_exit(signal.SIGTERM, None)
-        refused = await exchange(service, {"prompt": [1], "max_tokens": 1})
-        return await running, refused
+    async def scene(service):
+        async with listening(service) as server:
+            running = asyncio.create_task(exchange(service, {"prompt": [1, 2, 3], "max_tokens": 300, "stream": True}))
+            await asyncio.to_thread(service.wait_until, "it runs", lambda: service.worker.num_running)
+            server.handle_exit(signal.SIGTERM, None)
+            return await exchange(service, {"prompt": [1], "max_tokens": 1}), await running
 
-    with Service() as service, listen("127.0.0.1", 0) as listener:
-        server = DrainingServer(service.app, PATIENCE)
-        service.address = ("127.0.0.1", int(url_of(listener).rsplit(":", 1)[1]))
-
-        async def both():
-            serving = asyncio.create_task(server.serve([listener]))
-            (status, content), refused = await scene(service, server)
-            await asyncio.wait_for(serving, PATIENCE)
-            return status, read_answer(content), refused
-
-        status, answer, (new_status, new_content) = asyncio.run(asyncio.wait_for(both(), PATIENCE))
-        assert status == 200 and answer["finish_reason"] == "length", "a running answer must finish"
+    with Service() as service:
+        (new_status, new_content), (status, content) = asyncio.run(asyncio.wait_for(scene(service), PATIENCE))
+        assert status == 200 and read_answer(content)["finish_reason"] == "length", "a running answer must finish"
         assert new_status == 503 and json.loads(new_content)["error"]["code"] == "shutting_down"
         service.wait_until_idle()
 
@@ -238,24 +224,15 @@ def test_a_drain_lets_running_answers_finish_and_refuses_new_ones():
 def test_when_the_grace_is_over_who_is_left_is_cut_off(monkeypatch):
     monkeypatch.setattr(background, "CUT_SECONDS", 0.2)  # it is waited for twice
 
-    async def scene(service, listener):
-        server = DrainingServer(service.app, grace_seconds=0)
-        serving = asyncio.create_task(server.serve([listener]))
-        while not server.started:
-            await asyncio.sleep(0.01)
-        stuck = service.connect({"prompt": [1, 2, 3], "max_tokens": 400, "stream": True})
-        await asyncio.to_thread(service.wait_until, "it runs", lambda: service.worker.num_running)
-        server.handle_exit(signal.SIGTERM, None)
-        await asyncio.wait_for(serving, PATIENCE)
+    async def scene(service):
+        async with listening(service, grace_seconds=0) as server:
+            stuck = service.connect({"prompt": [1, 2, 3], "max_tokens": 400, "stream": True})
+            await asyncio.to_thread(service.wait_until, "it runs", lambda: service.worker.num_running)
+            server.handle_exit(signal.SIGTERM, None)
         stuck.close()
 
-    with Service() as service, listen("127.0.0.1", 0) as listener:
-        service.address = ("127.0.0.1", int(url_of(listener).rsplit(":", 1)[1]))
-        run, cut_off = service.engine.runner.run, threading.Event()
-        service.engine.runner.run = lambda chunks: cut_off.wait(PATIENCE) and run(chunks)  # no answer ends before
-        try:
-            asyncio.run(scene(service, listener))
-        finally:
-            cut_off.set()
+    with Service() as service:
+        with held(service.engine.runner, "run"):  # no answer ends before
+            asyncio.run(asyncio.wait_for(scene(service), PATIENCE))
         service.wait_until_idle()
         assert 'finish_reason="error"} 1.0' in service.metrics.text().decode(), "what is cut off ends with an error"

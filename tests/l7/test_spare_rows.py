@@ -1,27 +1,18 @@
 """Lesson 7. A model with more rows than the tokenizer has tokens: such ids have no text on any route."""
 
-import json
-
 import pytest
 
-from tests.l7.service import Service, read_events, tokenizer
+from tests.l7.forms import as_schema
+from tests.l7.service import tokenizer
 from tests.support import random_model
 
 pytestmark = pytest.mark.reference  # no task is about this
 
 TOKENS = len(tokenizer().token_bytes)
 SPARE = TOKENS + 52
+SERVER = {"model": random_model(vocab_size=TOKENS + 64, max_position_embeddings=512)}
 FORCED = {"temperature": 0, "max_tokens": 3, "logit_bias": {str(SPARE): 100}}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
-
-
-@pytest.fixture(scope="module")
-def server():
-    model = random_model(vocab_size=TOKENS + 64, max_position_embeddings=512)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.l7.service.small_model", lambda: model)
-        with Service() as service:
-            yield service
 
 
 def test_a_completion_echoes_and_scores_them(server):
@@ -41,10 +32,8 @@ def test_a_chat_scores_them(server):
 
 
 def test_a_stream_has_an_end(server):
-    status, _, events = server.post("/v1/chat/completions", CHAT | FORCED | {"stream": True})
-    *chunks, done = read_events(events)
-    reasons = [choice["finish_reason"] for chunk in chunks for choice in json.loads(chunk)["choices"]]
-    assert (status, reasons[-1], done) == (200, "length", "[DONE]")
+    chunks = server.stream("/v1/chat/completions", CHAT | FORCED)
+    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]][-1] == "length"
 
 
 def test_the_responses_route_answers(server):
@@ -53,6 +42,6 @@ def test_the_responses_route_answers(server):
 
 
 def test_no_form_allows_them(server):
-    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": {"enum": ["yes"]}}}
-    status, _, answer = server.post("/v1/chat/completions", CHAT | FORCED | {"max_tokens": 20, "response_format": form})
+    asked = {"max_tokens": 20, "response_format": as_schema({"enum": ["yes"]})}
+    status, _, answer = server.post("/v1/chat/completions", CHAT | FORCED | asked)
     assert (status, answer["choices"][0]["message"]["content"]) == (200, '"yes"')

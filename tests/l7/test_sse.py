@@ -1,9 +1,6 @@
 """Lesson 7. Server-sent events: what is framed comes back out as it was, line breaks and all."""
 
 import asyncio
-import socket
-import threading
-from contextlib import ExitStack
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +8,7 @@ from hypothesis import strategies as st
 
 from mini_engine.server.errors import ApiError
 from mini_engine.server.sse import COMMENT, EventStream, event
-from tests.l7.service import PATIENCE, Service, raw_request, read_events
+from tests.l7.service import PATIENCE, Service, held, raw_request, read_all, read_events
 
 
 @pytest.mark.task(1)
@@ -52,101 +49,108 @@ def test_whatever_is_framed_is_read_as_it_was(texts):
     assert read_events(stream) == want, f"the events of {texts!r} are not read as these texts; they are {stream!r}"
 
 
-def test_a_stream_is_its_events_and_done():
-    sent = []
+async def stays():
+    """A client that never leaves."""
+    await asyncio.Event().wait()
 
+
+async def leaves():
+    """A client that has gone."""
+    return {"type": "http.disconnect"}
+
+
+def sent(stream: EventStream, receive=stays, noting=lambda messages: None) -> list[dict]:
+    """What a stream sends; `noting` is called behind each message."""
+    found = []
+
+    async def send(message):
+        found.append(message)
+        noting(found)
+        await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(stream({}, receive, send), PATIENCE))
+    return found
+
+
+def test_a_stream_is_its_events_and_done():
     async def chunks():
         yield "one"
         yield "two"
 
-    async def send(message):
-        sent.append(message)
-
-    asyncio.run(EventStream(chunks())({}, stays, send))
-    start, *bodies = sent
+    start, *bodies = sent(EventStream(chunks()))
     assert dict(start["headers"])[b"content-type"].startswith(b"text/event-stream")
     assert b"".join(body["body"] for body in bodies) == b"data: one\n\ndata: two\n\ndata: [DONE]\n\n"
     assert [body.get("more_body", False) for body in bodies] == [True, True, False]
 
 
 def test_a_silence_is_filled_with_comments_and_nothing_follows_the_end():
-    sent, two_comments = [], asyncio.Event()
+    two_comments = asyncio.Event()
 
     async def chunks():
         yield "one"
         await two_comments.wait()
         yield "two"
 
-    async def send(message):
-        sent.append(message)
-        if [one.get("body") for one in sent].count(COMMENT) == 2:
+    def noting(messages):
+        if [one.get("body") for one in messages].count(COMMENT) == 2:
             two_comments.set()
 
-    asyncio.run(asyncio.wait_for(EventStream(chunks(), heartbeat=0.001)({}, stays, send), PATIENCE))
-    start, first, *comments, _, _ = [message.get("body", "start") for message in sent]
+    found = sent(EventStream(chunks(), heartbeat=0.001), noting=noting)
+    start, first, *comments, _, _ = [message.get("body", "start") for message in found]
     assert (start, first) == ("start", event("one")) and set(comments) == {COMMENT}
-    assert sent[-1] == {"type": "http.response.body", "body": event("[DONE]")}
-    assert read_events(b"".join(message.get("body", b"") for message in sent).decode()) == ["one", "two", "[DONE]"]
+    assert found[-1] == {"type": "http.response.body", "body": event("[DONE]")}
+    assert read_events(b"".join(message.get("body", b"") for message in found).decode()) == ["one", "two", "[DONE]"]
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
-def test_a_stream_that_waits_for_its_first_token_is_kept_alive(path):
-    asked = {"/v1/completions": {"prompt": [1]}, "/v1/responses": {"input": "Hi", "max_output_tokens": 16}}
-    body = asked.get(path, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 16}) | {"stream": True}
-    with Service(heartbeat_seconds=0.02) as service:
-        run, goes_on = service.engine.runner.run, threading.Event()
-        service.engine.runner.run = lambda chunks: goes_on.wait(PATIENCE) and run(chunks)
-        with socket.create_connection(service.address, PATIENCE) as client, ExitStack() as at_last:
-            at_last.callback(goes_on.set)
-            client.sendall(raw_request(body, path))
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": [1]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 16}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 16}),
+    ],
+)
+def test_a_stream_that_waits_for_its_first_token_is_kept_alive(path, asked):
+    with Service(heartbeat_seconds=0.02) as service, service.dial() as client:
+        with held(service.engine.runner, "run"):
+            client.sendall(raw_request(asked | {"stream": True}, path))
             content = b""
             while content.count(COMMENT) < 2:
                 piece = client.recv(65536)
                 assert piece, f"the stream ended without two comments: {content!r}"
                 content += piece
-            goes_on.set()
-            while piece := client.recv(65536):
-                content += piece
-        assert b"data: " in content.rpartition(COMMENT)[2]
+        assert b"data: " in (content + read_all(client)).rpartition(COMMENT)[2]
 
 
 def test_a_stream_that_breaks_off_ends_with_its_error_and_is_not_done():
-    sent = []
-
     async def chunks():
         yield "one"
         raise ApiError(500, "the engine fell over")
 
-    async def send(message):
-        sent.append(message)
-
-    asyncio.run(EventStream(chunks())({}, stays, send))
-    content = b"".join(message["body"] for message in sent[1:]).decode()
+    found = sent(EventStream(chunks()))
+    content = b"".join(message["body"] for message in found[1:]).decode()
     first, last = read_events(content)
     assert first == "one" and "the engine fell over" in last, "whoever reads it must learn that it is not complete"
     assert "[DONE]" not in content, "clients that look for [DONE] alone would take it for complete"
-    assert not sent[-1].get("more_body", False)
+    assert not found[-1].get("more_body", False)
 
 
 def test_the_chunks_of_a_client_that_has_gone_are_closed():
-    closed = []
+    closed, begun = [], asyncio.Event()
 
     async def chunks():
         try:
             while True:
                 yield "more"
-                await asyncio.sleep(0)
+                begun.set()
         finally:
             closed.append(True)
 
-    async def send(message):
-        pass
+    async def leaves_then():
+        await begun.wait()
+        return await leaves()
 
-    async def leaves():
-        await asyncio.sleep(0.01)
-        return {"type": "http.disconnect"}
-
-    asyncio.run(asyncio.wait_for(EventStream(chunks())({}, leaves, send), PATIENCE))
+    sent(EventStream(chunks()), leaves_then)
     assert closed == [True], "a client that has gone leaves nothing running: close its chunks"
 
 
@@ -159,14 +163,6 @@ def test_a_stream_whose_client_has_gone_before_it_began_is_closed():
     async def send(message):
         await asyncio.Event().wait()  # the connection takes nothing any more
 
-    async def leaves():
-        return {"type": "http.disconnect"}
-
     stream = EventStream(chunks(), lambda: closed.append(True))
     asyncio.run(asyncio.wait_for(stream({}, leaves, send), PATIENCE))
     assert closed == [True], "chunks that were never begun close nothing: the answers go on for nobody"
-
-
-async def stays():
-    """A client that never leaves."""
-    await asyncio.Event().wait()

@@ -3,78 +3,55 @@
 import pytest
 
 from mini_engine.server.chat_protocol import ChatRequest
-from tests.l7.service import Service, tokenizer
+from tests.l7.service import tokenizer
 from tests.support import random_model
 
 pytestmark = pytest.mark.reference  # no task is about this
 
-SUGGESTED = dict(temperature=0.6, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.1, max_tokens=5)
+SUGGESTED = dict(temperature=0.6, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.1)
+LENGTH = dict(max_tokens=5)
+SERVER = {
+    "model": random_model(
+        vocab_size=len(tokenizer().token_bytes), max_position_embeddings=512, sampling=SUGGESTED | LENGTH
+    )
+}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 BODIES = {"/v1/completions": {"prompt": "Hi"}, "/v1/chat/completions": CHAT, "/v1/responses": {"input": "Hi"}}
 LENGTHS = {"/v1/completions": 16, "/v1/chat/completions": 5, "/v1/responses": 5}  # OpenAI's 16, or the suggested one
-NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 ALL = dict(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
 
 
-@pytest.fixture(scope="module")
-def server():
-    vocabulary = len(tokenizer().token_bytes)
-    model = random_model(vocab_size=vocabulary, max_position_embeddings=512, sampling=SUGGESTED)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.l7.service.small_model", lambda: model)
-        with Service() as service:
-            yield service
-
-
 @pytest.fixture
-def asked(server, monkeypatch):
-    """Post a body; return the parameters that the engine is given."""
-    seen, add = [], server.engine.add_request
-
-    def noting(name, ids, params, *more, **others):
-        seen.append(params)
-        return add(name, ids, params, *more, **others)
-
-    monkeypatch.setattr(server.engine, "add_request", noting)
+def asked(server, added):
+    """Post a body; return the sampling parameters that the engine is given, and the length."""
 
     def ask(route, **body):
         assert server.post(route, BODIES[route] | body).status == 200
-        return seen.pop()
+        params = added.pop()[2]
+        return {name: getattr(params, name) for name in ALL}, params.max_tokens
 
     return ask
 
 
-def of(params):
-    return {name: getattr(params, name) for name in NAMES}
-
-
+@pytest.mark.parametrize("left_out", [{}, {"temperature": None}], ids=["left out", "null"])
 @pytest.mark.parametrize("route", BODIES)
-def test_what_is_left_out_is_the_checkpoint_s(asked, route):
-    params = asked(route)
-    assert of(params) == {name: SUGGESTED[name] for name in NAMES}
-    assert params.max_tokens == LENGTHS[route]
-
-
-@pytest.mark.parametrize("route", BODIES)
-def test_null_is_left_out(asked, route):
-    assert asked(route, temperature=None).temperature == SUGGESTED["temperature"]
+def test_what_is_left_out_is_the_checkpoint_s(asked, route, left_out):
+    assert asked(route, **left_out) == (SUGGESTED, LENGTHS[route])
 
 
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
 def test_what_is_given_counts_even_if_it_is_the_usual_default(asked, route):
-    params = asked(route, **ALL, max_tokens=7)
-    assert of(params) == ALL and params.max_tokens == 7
+    assert asked(route, **ALL, max_tokens=7) == (ALL, 7)
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p"])
 def test_a_response_s_parameters_count_one_by_one(asked, name):
-    params = asked("/v1/responses", **{name: 1.0})
-    assert of(params) == {each: SUGGESTED[each] for each in NAMES} | {name: 1.0}
+    assert asked("/v1/responses", **{name: 1.0}) == (SUGGESTED | {name: 1.0}, 5)
 
 
 @pytest.mark.parametrize(("room", "longest"), [(3, 3), (100, 5)])
 def test_a_chat_is_no_longer_than_what_fits(room, longest):
-    assert ChatRequest.model_validate(CHAT).advised(SUGGESTED).params_of_all([room])[0].max_tokens == longest
+    assert ChatRequest.model_validate(CHAT).advised(SUGGESTED | LENGTH).params_of_all([room])[0].max_tokens == longest
 
 
 def test_a_response_says_what_was_used(server):

@@ -17,20 +17,13 @@ from mini_engine.grammars.schemas import named
 from mini_engine.grammars.tool_schemas import ANY_OBJECT, MAX_TRIALS, of_object, relaxations
 from mini_engine.server.tool_calls import CallReader
 from mini_engine.text.tokenizer import Tokenizer
-from tests.l7.service import Service, read_events, tokenizer
-from tests.l7.test_structured import BAD_SCHEMAS, nested
+from tests.l7.forms import ADD, BAD_SCHEMAS, BOTH, INTEGER, nested, tool
+from tests.l7.service import Service, tokenizer
 
 pytestmark = [pytest.mark.reference, pytest.mark.ci]  # no task is about this
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "Add."}], "temperature": 0, "max_tokens": 150}
-INTEGER = {"type": "integer", "minimum": 0, "maximum": 99}
-BOTH = {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}, "required": ["a", "b"]}
-ADD = {"type": "function", "function": {"name": "add", "parameters": BOTH}}
-
-
-def tool(parameters, name="f"):
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 @pytest.fixture(scope="module")
@@ -197,29 +190,12 @@ def test_such_a_tool_stands_beside_others(server: Service, choice, stream):
     assert found.status == 200, found
 
 
-def test_a_form_of_the_answer_stays_strict(server: Service):
-    for schema in ({"not": {}}, {"type": "string", "format": "uri-reference"}, {"oneOf": [{}, INTEGER]}):
-        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
-        found = server.post(CHAT, ASK | {"response_format": form, "tools": [ADD]})
-        assert (found.status, found.body["error"]["param"]) == (400, "response_format"), found
-
-
 NO_OBJECTS = [
-    *({}, {"type": "null"}, {"type": ["string", "null"]}, {"description": "nothing"}, {"enum": [1, 2]}, {"type": 5}),
-    *(
-        {"type": ["object", "null"]},
-        {"anyOf": [{"type": "null"}, BOTH]},
-        {"const": None},
-        {"not": {}},
-        {"type": "array"},
-    ),
-    *({"properties": {"a": INTEGER}}, {"required": []}, {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}}),
-    *(
-        {"allOf": [{"type": ["object", "null"]}]},
-        {"oneOf": [{"type": "string"}, BOTH]},
-        {"additionalProperties": INTEGER},
-    ),
-]
+    {}, {"type": "null"}, {"type": ["string", "null"]}, {"description": "nothing"}, {"enum": [1, 2]}, {"type": 5},
+    {"type": ["object", "null"]}, {"anyOf": [{"type": "null"}, BOTH]}, {"const": None}, {"not": {}}, {"type": "array"},
+    {"properties": {"a": INTEGER}}, {"required": []}, {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}},
+    {"allOf": [{"type": ["object", "null"]}]}, {"oneOf": [{"type": "string"}, BOTH]}, {"additionalProperties": INTEGER},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("parameters", NO_OBJECTS, ids=json.dumps)
@@ -301,15 +277,6 @@ def test_names_that_are_values_stay():
 # Stop strings, and marks that are control tokens
 
 
-def streamed(service: Service, body):
-    *events, last = read_events(service.post(CHAT, body | {"stream": True}).body)
-    assert last == "[DONE]"
-    choices = [json.loads(event)["choices"][0] for event in events]
-    parts = [part for choice in choices for part in choice["delta"].get("tool_calls", ())]
-    said = "".join(choice["delta"].get("content", "") for choice in choices)
-    return "".join(part["function"]["arguments"] for part in parts), choices[-1]["finish_reason"], said
-
-
 STOPS = {
     ', "b"': ("stop", False),
     "arguments": ("stop", None),
@@ -318,6 +285,14 @@ STOPS = {
     "}\n": ("tool_calls", True),
     "never": ("tool_calls", True),
 }
+
+
+def streamed(service: Service, body):
+    """Arguments, finish_reason and content of a streamed chat."""
+    choices = [chunk["choices"][0] for chunk in service.stream(CHAT, body)]
+    parts = [part for choice in choices for part in choice["delta"].get("tool_calls", ())]
+    said = "".join(choice["delta"].get("content", "") for choice in choices)
+    return "".join(part["function"]["arguments"] for part in parts), choices[-1]["finish_reason"], said
 
 
 @pytest.mark.parametrize("stop", STOPS)

@@ -168,10 +168,8 @@ def test_stored_blocks_hold_what_was_computed_after_splits_evictions_and_reuse()
             close(logits, driver.cold(prompt)[0])
             driver.check()
     driver.check()
-    assert (
-        driver.manager.coordinator.prefixes.tree.num_evicted > 20
-        and driver.manager.coordinator.prefixes.stats.num_hits > 10
-    )
+    prefixes = driver.manager.coordinator.prefixes
+    assert prefixes.tree.num_evicted > 20 and prefixes.stats.num_hits > 10
 
 
 def test_stored_blocks_survive_a_write_behind_a_truncation():
@@ -200,19 +198,13 @@ def turns(engine, rounds=4):
 
 @pytest.mark.parametrize(
     "blocks, chunk",
-    [
-        pytest.param(60, 512, marks=pytest.mark.nightly),
-        (60, 5),
-        pytest.param(18, 512, marks=pytest.mark.nightly),
-        (18, 6),
-    ],
+    [(60, 5), (18, 6), *(pytest.param(blocks, 512, marks=pytest.mark.nightly) for blocks in (60, 18))],
 )
 def test_answers_are_hugging_face_s_in_chats_branches_and_small_pools(blocks, chunk):
     model, hf = both(FAMILY)
     limits = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, chunked_prefill_size=chunk)
-    engine = Engine.for_model(
-        model, num_blocks=blocks, block_size=SIZE, scheduler_config=limits, manager=caching_manager
-    )
+    options = {"scheduler_config": limits, "manager": caching_manager}
+    engine = Engine.for_model(model, num_blocks=blocks, block_size=SIZE, **options)
     common = some_ids(18, 160, 50)
     asked = turns(engine)
     for prompts in (
@@ -249,6 +241,5 @@ def test_a_preempted_request_finds_what_it_had_computed():
     assert sum(each.num_preemptions for each in done) > 0
     for prompt, each in zip(prompts, done, strict=True):
         assert each.token_ids == hf_greedy(hf, prompt, 14)
-    assert engine.scheduler.manager.coordinator.prefixes.stats.num_hits > 0, (
-        "its blocks were stored when it was preempted"
-    )
+    hits = engine.scheduler.manager.coordinator.prefixes.stats.num_hits
+    assert hits > 0, "its blocks were stored when it was preempted"

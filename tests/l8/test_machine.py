@@ -61,8 +61,8 @@ class World:
 
     def __init__(self, policy=None):
         self.manager = caching_manager(USABLE + 1, SIZE, self.copy, policy=policy)
-        self.manager.coordinator.prefixes.tree = WatchedTree(SIZE, self.manager.allocator, policy=policy)
-        self.manager.coordinator.prefixes.tree.world = self
+        self.tree = self.manager.coordinator.prefixes.tree = WatchedTree(SIZE, self.manager.allocator, policy=policy)
+        self.tree.world = self
         self.slots, self.stored, self.alive = {}, {}, {}
         self.calls, self.names, self.evicted, self.waits = 0, 0, 0, 0
 
@@ -149,7 +149,7 @@ class World:
         )
 
     def books(self):
-        tree, allocator = self.manager.coordinator.prefixes.tree, self.manager.allocator
+        tree, allocator = self.tree, self.manager.allocator
         return (
             list(allocator.counts),
             set(allocator.free_blocks),
@@ -223,7 +223,7 @@ class World:
 
     def clear(self):
         self.calls += 1
-        if self.manager.coordinator.prefixes.tree.num_protected:
+        if self.tree.num_protected:
             with pytest.raises(ValueError):
                 self.manager.coordinator.clear()
         else:
@@ -257,14 +257,12 @@ class World:
         """Check everything, by walking all of it."""
         manager = self.manager
         self.check_counts()
-        check_tree(manager.coordinator.prefixes.tree)
+        check_tree(self.tree)
         locked = Counter(part for table in manager.tables.values() for part in table.shared.node.path())
-        assert all(node.locks == locked[node] for node in nodes(manager.coordinator.prefixes.tree)), (
+        assert all(node.locks == locked[node] for node in nodes(self.tree)), (
             "each request must have exactly one lock on its path"
         )
-        assert contents(manager.coordinator.prefixes.tree) == self.stored, (
-            "the tree must hold what the dictionary holds"
-        )
+        assert contents(self.tree) == self.stored, "the tree must hold what the dictionary holds"
         tables = [block for table in manager.tables.values() for block in table.blocks]
         for block in range(1, USABLE + 1):
             holders = tables.count(block) + (block in self.stored.values())

@@ -61,6 +61,14 @@ def manager_of(usable=12, cached=(), **options):
     return manager
 
 
+def tree_of(manager):
+    return manager.coordinator.prefixes.tree
+
+
+def stats_of(manager):
+    return manager.coordinator.prefixes.stats
+
+
 def serve(manager, name, prompt, computed=None, end=True, **where):
     """Run one request from admission to its end; return how many tokens it found."""
     found = manager.allocate(name, prompt, **where)
@@ -104,7 +112,7 @@ def by_hand(counts, found=(), stored=None):
 
 def table_of(manager, name, blocks, *names, namespace=None):
     """Return a table built by hand that holds `blocks`; it was admitted with the tokens of `names`."""
-    table, node = RequestTable(manager.allocator), manager.coordinator.prefixes.tree.node
+    table, node = RequestTable(manager.allocator), tree_of(manager).node
     num_stored = sum(len(part.blocks) for part in node.path())
     table.shared = SharedPrefix(key_of(tokens(*names)), namespace, node, num_stored, len(names))
     table.blocks, table.num_tokens = list(blocks), len(blocks) * SIZE
@@ -132,10 +140,10 @@ def test_a_request_begins_with_the_blocks_that_are_found():
 def test_what_is_found_is_locked_by_the_same_call():
     manager = by_hand({5: 1}, found=[5])
     manager.allocate("a", tokens(1, 2, 3))
-    assert manager.coordinator.prefixes.tree.locks == [("match", True)], (
+    assert tree_of(manager).locks == [("match", True)], (
         "match with lock=True, once: between a match and a later lock, an eviction may take the blocks"
     )
-    assert manager.tables["a"].shared.node is manager.coordinator.prefixes.tree.node, (
+    assert manager.tables["a"].shared.node is tree_of(manager).node, (
         "the table must remember the node that was locked, to unlock it"
     )
 
@@ -168,7 +176,7 @@ def test_the_table_s_key_has_all_whole_blocks_of_the_prompt():
 def test_a_request_looks_only_in_its_namespace():
     manager = by_hand({})
     manager.allocate("a", tokens(1, 2), "ours")
-    assert [namespace for _, namespace in manager.coordinator.prefixes.tree.asked] == ["ours"], (
+    assert [namespace for _, namespace in tree_of(manager).asked] == ["ours"], (
         "match must be told the request's namespace"
     )
     assert manager.tables["a"].shared.namespace == "ours", "the table stores under the same namespace later"
@@ -179,7 +187,7 @@ def test_an_admission_is_counted():
     manager = by_hand({5: 1, 6: 1}, found=[5, 6])
     manager.allocate("a", tokens(1, 2, 3))
     manager.allocate("b", tokens(1, 2)[:5])
-    stats = manager.coordinator.prefixes.stats
+    stats = stats_of(manager)
     assert (stats.num_lookups, stats.asked_tokens, stats.found_tokens) == (2, 17, 12), (
         "12 + 5 prompt tokens were asked for, and 8 + 4 of them found; self.stats counts every admission"
     )
@@ -195,21 +203,15 @@ def test_at_least_one_token_of_a_cached_prompt_is_computed(length, most):
 def test_an_id_in_use_is_refused():
     manager = by_hand({5: 1}, found=[5])
     manager.allocate("a", tokens(1, 2))
-    before = (
-        manager.tables["a"],
-        list(manager.coordinator.prefixes.tree.locks),
-        list(manager.allocator.counts),
-        manager.coordinator.prefixes.stats.num_lookups,
-    )
+
+    def books():
+        counts = list(manager.allocator.counts)
+        return manager.tables["a"], list(tree_of(manager).locks), counts, stats_of(manager).num_lookups
+
+    before = books()
     with refused("allocate must raise ValueError: request 'a' has a table, and its blocks would be lost"):
         manager.allocate("a", tokens(1, 2))
-    after = (
-        manager.tables["a"],
-        list(manager.coordinator.prefixes.tree.locks),
-        list(manager.allocator.counts),
-        manager.coordinator.prefixes.stats.num_lookups,
-    )
-    assert after == before, "a refused call must change nothing: no table, no lock, no count, no statistics"
+    assert books() == before, "a refused call must change nothing: no table, no lock, no count, no statistics"
 
 
 def test_an_eviction_between_match_and_allocation_spares_what_was_matched():
@@ -228,22 +230,15 @@ def test_an_eviction_between_match_and_allocation_spares_what_was_matched():
 @pytest.mark.parametrize("prompt", [tokens(1, 2, 6), tokens(3, 3), tokens(8)])
 def test_asking_for_the_cost_changes_nothing(prompt):
     manager = manager_of(6, cached=[tokens(1, 2, 5), tokens(3)])
-    before = (
-        contents(manager.coordinator.prefixes.tree),
-        list(manager.allocator.counts),
-        manager.blocks_by_state,
-        manager.coordinator.prefixes.tree.now,
-    )
+    tree = tree_of(manager)
+
+    def books():
+        return contents(tree), tree.now, list(manager.allocator.counts), manager.blocks_by_state
+
+    before = books()
     manager.cost(prompt, len(prompt))
-    assert (
-        contents(manager.coordinator.prefixes.tree),
-        list(manager.allocator.counts),
-        manager.blocks_by_state,
-        manager.coordinator.prefixes.tree.now,
-    ) == before
-    assert manager.tables == {} and manager.coordinator.prefixes.stats.num_lookups == 2, (
-        "a request that was not admitted does not count as a lookup"
-    )
+    assert books() == before
+    assert manager.tables == {} and stats_of(manager).num_lookups == 2, "who was not admitted did not look up"
 
 
 @pytest.mark.parametrize(
@@ -266,25 +261,6 @@ def test_the_cost_is_what_an_admission_takes(prompt, cost, what):
     assert free - manager.num_free_blocks == cost, what
 
 
-def test_namespaces_keep_requests_apart():
-    manager = manager_of()
-    serve(manager, "a", tokens(1, 2, 3), namespace="one")
-    assert serve(manager, "b", tokens(1, 2, 3), namespace="two") == 0
-    assert serve(manager, "c", tokens(1, 2, 3), namespace="one") == 8
-
-
-def test_the_hit_rate_counts_admitted_requests():
-    manager = manager_of()
-    serve(manager, "a", tokens(1, 2, 3))
-    serve(manager, "b", tokens(1, 2, 4, 5))
-    assert (
-        manager.coordinator.prefixes.stats.num_lookups,
-        manager.coordinator.prefixes.stats.asked_tokens,
-        manager.coordinator.prefixes.stats.found_tokens,
-    ) == (2, 28, 8)
-    assert manager.coordinator.prefixes.stats.hit_rate == 8 / 28
-
-
 # What a request leaves
 
 
@@ -293,13 +269,11 @@ def test_chunks_are_stored_as_they_are_computed():
     manager.allocate("a", prompt)
     manager.grow("a", 6)
     manager.commit("a", prompt, 6)
-    assert len(contents(manager.coordinator.prefixes.tree)) == 1, (
-        "six computed tokens fill one block, which can be shared"
-    )
+    assert len(contents(tree_of(manager))) == 1, "six computed tokens fill one block, which can be shared"
     assert manager.allocate("b", prompt) == 4, "a request that arrives during a's prefill finds a's first chunk"
     manager.grow("a", 12)
     manager.commit("a", prompt, 12)
-    assert len(contents(manager.coordinator.prefixes.tree)) == 3
+    assert len(contents(tree_of(manager))) == 3
 
 
 def test_a_block_that_is_not_full_yet_is_not_stored():
@@ -307,7 +281,7 @@ def test_a_block_that_is_not_full_yet_is_not_stored():
     manager.allocate("a", prompt)
     manager.grow("a", 7)
     manager.commit("a", prompt, 7)
-    assert len(contents(manager.coordinator.prefixes.tree)) == 1, (
+    assert len(contents(tree_of(manager))) == 1, (
         "the eighth token's KV is not written yet, so its block must not be found"
     )
 
@@ -318,7 +292,7 @@ def test_on_finish_only_tokens_with_kv_are_stored():
     answer = tokens(2)
     manager.grow("a", 7)
     manager.free("a", [*prompt, *answer[:3]])
-    assert manager.coordinator.prefixes.tree.peek([*prompt, *answer]).num_tokens == 4, (
+    assert tree_of(manager).peek([*prompt, *answer]).num_tokens == 4, (
         "the last token of the answer has no KV: its block is not full"
     )
 
@@ -328,7 +302,7 @@ def test_a_request_that_failed_leaves_nothing_new():
     manager.allocate("a", prompt)
     manager.grow("a", 8)
     manager.free("a", ())
-    assert contents(manager.coordinator.prefixes.tree) == {} and manager.blocks_by_state == BlocksByState(12, 0, 0)
+    assert contents(tree_of(manager)) == {} and manager.blocks_by_state == BlocksByState(12, 0, 0)
 
 
 @pytest.mark.task(8)
@@ -358,10 +332,8 @@ def test_a_store_without_duplicates_keeps_the_table_s_blocks():
     table = table_of(manager, "b", [7, 8], 1, 2)
     manager.coordinator.prefixes.store(table, 2)
     assert (table.blocks, manager.allocator.counts[7:9]) == ([7, 8], [1, 1]), "the tree took b's own blocks: keep them"
-    assert manager.coordinator.prefixes.tree.inserted == [(tokens(1, 2), [7, 8], None)], (
-        "store must insert the tokens and their blocks"
-    )
-    assert table.shared.node is manager.coordinator.prefixes.tree.new and table.shared.num_stored == 2, (
+    assert tree_of(manager).inserted == [(tokens(1, 2), [7, 8], None)], "store must insert the tokens and their blocks"
+    assert table.shared.node is tree_of(manager).new and table.shared.num_stored == 2, (
         "the table must remember the node that it has locked now, and that two of its blocks are stored"
     )
 
@@ -371,7 +343,7 @@ def test_only_the_first_blocks_are_stored():
     manager = by_hand({6: 1, 7: 1, 8: 1})
     table = table_of(manager, "b", [6, 7, 8], 1, 2, 3, namespace="ours")
     manager.coordinator.prefixes.store(table, 2)
-    assert manager.coordinator.prefixes.tree.inserted == [(tokens(1, 2), [6, 7], "ours")], (
+    assert tree_of(manager).inserted == [(tokens(1, 2), [6, 7], "ours")], (
         "store(table, 2) must insert two blocks, their tokens, under the table's namespace: the third is not full yet"
     )
     assert (table.shared.num_stored, table.shared.num_whole) == (2, 3), (
@@ -385,7 +357,7 @@ def test_the_new_path_is_locked_before_the_old_one_is_unlocked():
     table = table_of(manager, "b", [5, 8], 1, 2)
     before = table.shared.node
     manager.coordinator.prefixes.store(table, 2)
-    assert manager.coordinator.prefixes.tree.locks == [("insert", True), ("unlock", before)], (
+    assert tree_of(manager).locks == [("insert", True), ("unlock", before)], (
         "insert with lock=True, then unlock the node that the table had locked, once: "
         "while the path has no lock, an eviction may take its blocks"
     )
@@ -399,25 +371,6 @@ def test_what_the_tree_has_no_room_for_is_not_tried_again():
     assert (table.blocks, table.shared.num_stored, table.shared.num_whole) == ([5, 8], 1, 1), (
         "the tree took one block of two: num_stored and num_whole must say so, and b keeps its second block"
     )
-
-
-def test_requests_that_computed_the_same_tokens_end_with_one_copy():
-    manager, prompt = manager_of(), tokens(1, 2)
-    for name in "ab":  # both have computed three tokens: no whole block that the other could find
-        manager.allocate(name, prompt)
-        manager.grow(name, 3)
-    for name in "ab":
-        manager.commit(name, prompt, 3)
-    for name in "ab":
-        manager.grow(name, 8)
-    for name in "ab":
-        manager.commit(name, prompt, 8)
-    assert manager.tables["a"].blocks == manager.tables["b"].blocks
-    assert manager.blocks_by_state == BlocksByState(free=10, held=2, cached=0), "the duplicates must be freed"
-    manager.free("a", prompt)
-    assert manager.blocks_by_state.held == 2, "b still uses them"
-    manager.free("b", prompt)
-    assert manager.blocks_by_state == BlocksByState(free=10, held=0, cached=2)
 
 
 # Twins
@@ -512,53 +465,29 @@ def test_a_pool_full_of_cached_prefixes_still_admits():
     manager = manager_of(6, cached=[tokens(1, 2, 3), tokens(4, 5, 6)])
     assert manager.blocks_by_state == BlocksByState(free=0, held=0, cached=6) and manager.num_free_blocks == 6
     assert serve(manager, "a", tokens(7, 8, 9, 10, 11, 12)) == 0
-    assert manager.coordinator.prefixes.tree.peek(tokens(7, 8, 9, 10, 11, 12)).num_tokens == 24
+    assert tree_of(manager).peek(tokens(7, 8, 9, 10, 11, 12)).num_tokens == 24
 
 
 def test_growth_beyond_the_pool_is_refused_and_evicts_nothing():
     manager = manager_of(6, cached=[tokens(1, 2), tokens(3)])
     serve(manager, "a", tokens(4, 5), end=False)
     manager.allocate("b", tokens(6, 7, 8, 9, 10, 11))
-    before = contents(manager.coordinator.prefixes.tree)
+    before = contents(tree_of(manager))
     with pytest.raises(OutOfBlocks):
         manager.grow("b", 20)
-    assert contents(manager.coordinator.prefixes.tree) == before and manager.blocks_by_state == BlocksByState(1, 2, 3)
-
-
-def test_evicted_blocks_are_handed_out_again():
-    manager = manager_of(4, cached=[tokens(1, 2), tokens(3, 4)])
-    manager.allocate("a", tokens(5, 6, 7))
-    assert len(set(manager.grow("a", 12))) == 3
-    assert manager.blocks_by_state == BlocksByState(free=0, held=3, cached=1)
-    assert (
-        manager.coordinator.prefixes.tree.peek(tokens(1, 2)).num_tokens == 0
-        and manager.coordinator.prefixes.tree.peek(tokens(3, 4)).num_tokens == 4
-    ), "the oldest prefix goes first, from its end"
+    assert contents(tree_of(manager)) == before and manager.blocks_by_state == BlocksByState(1, 2, 3)
 
 
 def test_no_more_is_evicted_than_a_request_lacks():
     manager = manager_of(6, cached=[tokens(1, 2), tokens(3, 4)])  # two blocks are free, four are cached
     manager.allocate("a", tokens(5, 6, 7))
     manager.grow("a", 12)
-    assert manager.coordinator.prefixes.tree.num_evicted == 1, (
-        "two of the three blocks were free: one cached block had to go"
-    )
+    assert tree_of(manager).num_evicted == 1, "two of the three blocks were free: one cached block had to go"
 
 
 def test_the_capacity_limits_what_is_kept():
     manager = manager_of(12, cached=[tokens(1, 2), tokens(3, 4), tokens(5, 6)], capacity=3)
     assert manager.blocks_by_state == BlocksByState(free=9, held=0, cached=3)
-
-
-def test_clear_is_refused_while_a_request_uses_a_prefix():
-    manager = manager_of(cached=[tokens(1, 2, 3)])
-    manager.allocate("a", tokens(1, 2, 3))
-    with pytest.raises(ValueError):
-        manager.coordinator.clear()
-    assert manager.coordinator.prefixes.tree.peek(tokens(1, 2, 3)).num_tokens == 12
-    manager.free("a")
-    manager.coordinator.clear()
-    assert manager.blocks_by_state == BlocksByState(12, 0, 0)
 
 
 # Copy on write
@@ -572,7 +501,7 @@ class Copies(list):
 def test_a_request_truncated_into_a_stored_block_writes_into_a_copy():
     manager = manager_of(copy=(copies := Copies()))
     serve(manager, "a", tokens(1, 2, 3), end=False)
-    stored = contents(manager.coordinator.prefixes.tree)
+    stored = contents(tree_of(manager))
     manager.truncate("a", 6)
     assert manager.missing_blocks("a", 7) == 1, "the next token goes into a shared block: a copy will be needed"
     manager.grow("a", 7)
@@ -581,7 +510,5 @@ def test_a_request_truncated_into_a_stored_block_writes_into_a_copy():
     assert len(copies) == 1 and manager.tables["a"].blocks[1] not in stored.values(), (
         "block 2 is in the tree: other requests would read what a writes into it"
     )
-    assert contents(manager.coordinator.prefixes.tree) == stored
-    assert manager.coordinator.prefixes.tree.num_protected == 1 and manager.blocks_by_state == BlocksByState(
-        free=8, held=2, cached=2
-    )
+    assert contents(tree_of(manager)) == stored
+    assert tree_of(manager).num_protected == 1 and manager.blocks_by_state == BlocksByState(free=8, held=2, cached=2)

@@ -12,8 +12,8 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.cache_coordinator import caching_manager
-from tests.l5.helpers import VOCAB, StubRunner, drain, expected_answer, greedy, spans, stub_config
 from tests.l8.with_sharing import check_books
+from tests.stubs import VOCAB, StubRunner, drain, expected_answer, greedy, spans, stub_config
 
 SIZE = 4
 PROMPT = [7 + i % 11 for i in range(22)]  # five whole blocks, and half of one
@@ -328,25 +328,3 @@ class WaitingMachine(RuleBasedStateMachine):
 
 TestWaitingMachine = WaitingMachine.TestCase
 TestWaitingMachine.settings = settings(max_examples=12, stateful_step_count=30, deadline=None)
-
-
-@pytest.mark.parametrize(
-    "policy, reserve, steps",
-    [
-        ("fcfs", False, 400),
-        *(pytest.param(*how, 4000, marks=pytest.mark.nightly) for how in [("fcfs", 0), ("fcfs", 1), ("priority", 0)]),
-    ],
-)
-def test_many_steps_hold_no_request_back_for_ever(policy, reserve, steps):
-    world, chance = World(policy=policy, reserve_answers=bool(reserve)), random.Random(0)
-    for step in range(steps):
-        if chance.random() < 0.1 and len(world.scheduler.requests) < 10:
-            for _ in range(chance.randrange(1, 5)):
-                own = chance.choices(range(1, VOCAB), k=chance.choice([0, 0, 3]))
-                world.add(step // 20, chance.randrange(9, 40), own, chance.randint(1, 20), chance.randrange(3))
-        if chance.random() < 0.02:
-            world.disturb(chance.choice(HOW), chance.randrange(5))
-        world.step()
-    world.finish()
-    waited = sum(1 for times in world.holds.values() if times)
-    assert waited > steps // 40, f"only {waited} requests ever waited for a twin: too few to prove anything"

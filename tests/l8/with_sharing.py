@@ -6,7 +6,7 @@ block belongs to one request, this plugin requires that each block's count equal
 
 from mini_engine.engine.engine import Engine
 from mini_engine.kv.cache_coordinator import caching_manager
-from tests.l5 import helpers
+from tests import stubs
 from tests.l8.trees import check_tree, nodes
 
 
@@ -35,6 +35,6 @@ def check_books(engine):
 
 
 def pytest_configure(config):
-    helpers.KvCacheManager = caching_manager
-    helpers.check_books = check_books
+    stubs.KvCacheManager = caching_manager
+    stubs.check_books = check_books
     Engine.for_model.__func__.__kwdefaults__["manager"] = caching_manager
