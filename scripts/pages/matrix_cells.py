@@ -12,7 +12,8 @@ from typing import Any
 from scripts.pages.matrix_prompts import Asked
 
 KINDS = ("Qwen3", "hybrid", "windows", "latents", "all kinds")  # a model for each kind of layers
-MODELS = (*KINDS, "Llama", "Gemma 3")  # the others have these kinds, too: their cells run at night only
+OTHERS = ("Llama", "Gemma 3", "Qwen3-MoE", "DeepSeek-V2")  # of the same kinds: their cells run at night only
+MODELS = (*KINDS, *OTHERS)
 EVERY = 32  # numbers of prompts repeat after this many; some of them have params
 
 
