@@ -134,6 +134,25 @@ GEMMA: dict[str, dict[str, Any]] = {
         sliding_window=16,
     ),
 }
+LATENTS: dict[str, Any] = dict(num_key_value_heads=4, head_dim=8, q_lora_rank=20, kv_lora_rank=24, v_head_dim=10)
+LATENTS |= dict(qk_nope_head_dim=12, qk_rope_head_dim=8)
+YARN = dict(rope_type="yarn", rope_theta=1e4, factor=8.0, original_max_position_embeddings=64)
+SHARDS = dict(shard_size="100KB")
+YOUTU: dict[str, dict[str, Any]] = {
+    "pairs of neighbours, tied": LATENTS | dict(tie_word_embeddings=True),
+    "no latent of queries, pairs of halves, shards": LATENTS | SHARDS | dict(q_lora_rank=None, rope_interleave=False),
+    "yarn, biases, tied, shards": LATENTS
+    | SHARDS
+    | dict(rope_parameters=YARN | dict(mscale=0.7, mscale_all_dim=1.2), attention_bias=True, tie_word_embeddings=True),
+}
+DENSE = LATENTS | dict(first_k_dense_replace=3)
+DEEPSEEK_V2: dict[str, dict[str, Any]] = {
+    "Lite: no latent of queries, yarn": DENSE
+    | dict(q_lora_rank=None, rope_parameters=YARN | dict(mscale=0.707, mscale_all_dim=0.707)),
+    "tied, shards": DENSE | SHARDS | dict(tie_word_embeddings=True),
+    "yarn without mscale, biases, wide values": DENSE
+    | dict(rope_parameters=YARN, attention_bias=True, v_head_dim=30, rms_norm_eps=1e-5),
+}
 
 
 def slides(shapes: Mapping[str, Mapping[str, Any]]) -> Callable[[str], int]:
@@ -150,6 +169,8 @@ ROWS = (
     Row("Llama", LLAMA, written_as("Llama", LLAMA), is_kin=True),
     Row("Qwen2.5", QWEN2, written_as("Qwen2", QWEN2), slides(QWEN2), is_kin=True),
     Row("Mistral", MISTRAL, written_as("Mistral", MISTRAL), slides(MISTRAL), is_kin=True),
+    Row("Youtu", YOUTU, written_as("Youtu", YOUTU), is_kin=True),
+    Row("DeepSeek-V2", DEEPSEEK_V2, written_as("DeepseekV2", DEEPSEEK_V2), is_kin=True),
     Row("Gemma 3", GEMMA, written_as("Gemma3Text", GEMMA), slides(GEMMA), is_kin=True),
 )
 FORMATS = ("int8", "int4")  # lesson 17's

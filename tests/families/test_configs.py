@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mini_engine.base.errors import UserError
 from mini_engine.families import family_of
@@ -15,6 +16,7 @@ from mini_engine.model.kinds import Full, Window
 from tests.support import refused
 
 SHAPE = dict(vocab_size=160, hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4)
+MLA = dict(num_key_value_heads="gone", first_k_dense_replace=3)  # latents, and no experts
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -41,11 +43,22 @@ def config_of(folder: Path, model_type: str, **changes: Any) -> Any:
         ("gemma3_text", {}, dict(head_dim=256, tie_word_embeddings=True, query_scale=1.0, eos_token_ids=(1,))),
         ("gemma3_text", dict(sliding_window_pattern=2), dict(layers=(Window(4096), Full(), Window(4096)))),
         ("gemma3_text", dict(head_dim=64), dict(query_scale=0.5)),
+        ("youtu_llm", MLA, dict(rope_interleave=True, tie_word_embeddings=True, eos_token_ids=(), head_dim=64)),
+        ("youtu_llm", MLA | dict(vocab_size=128_256), dict(eos_token_ids=(128_001,), max_position_embeddings=131_072)),
+        ("deepseek_v2", MLA | dict(rope_interleave=False), dict(rope_interleave=True, eos_token_ids=(2,))),
+        ("deepseek_v2", MLA | dict(q_lora_rank=None), dict(q_lora_rank=None, max_position_embeddings=2048)),
     ],
 )
 def test_settings_mean_what_they_mean_in_transformers(tmp_path, model_type, changes, fields):
     config = config_of(tmp_path, model_type, **changes)
     assert {name: getattr(config, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(("model_type", "layers", "heads"), [("youtu_llm", 32, 16), ("deepseek_v2", 27, 16)])
+def test_youtu_and_deepseek_v2_lite_keep_576_numbers_a_token_in_each_layer(tmp_path, model_type, layers, heads):
+    sizes = dict(num_hidden_layers=layers, num_attention_heads=heads, first_k_dense_replace=layers)
+    config = config_of(tmp_path, model_type, **MLA | sizes)
+    assert config.kv_bytes_per_token(torch.bfloat16) == layers * 576 * 2
 
 
 @pytest.mark.parametrize("changes", [{}, dict(rope_theta=5e5, rope_local_base_freq=2e4)])
@@ -77,6 +90,10 @@ def test_both_layouts_of_gemma_s_angles_mean_the_same(tmp_path, changes, scaling
         ("gemma3_text", dict(rope_parameters={FULL: 5}), "rope_parameters.full_attention = 5"),
         ("gemma3_text", dict(rope_scaling={"rope_type": "yarn", "factor": 2.0}), "rope_scaling.rope_type"),
         ("gemma3_text", dict(query_pre_attn_scalar=0), "query_pre_attn_scalar = 0"),
+        ("youtu", {}, "num_key_value_heads = 2 4"),
+        ("youtu", MLA | dict(kv_lora_rank=0), "kv_lora_rank = 0"),
+        ("youtu_llm", MLA | dict(rope_scaling=dict(type="linear", factor=2.0, mscale_all_dim=1.0)), "'linear' 'yarn'"),
+        ("deepseek_v2", MLA | dict(mlp_bias=True), "mlp_bias"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, model_type, changes, words):

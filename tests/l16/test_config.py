@@ -30,6 +30,7 @@ BASE = dict(
 SMALL = dict(kv_lora_rank=24, q_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10)
 # as DeepSeek-V3's own config.json has it: `type`, and theta beside it
 YARN = dict(type="yarn", factor=40, mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=4096)
+LITE = dict(mscale=0.707, mscale_all_dim=0.707)
 SAME = (
     *SMALL,
     "qk_head_dim",
@@ -68,6 +69,18 @@ def read(path):
         dict(eos_token_id=[3, 5]),
         dict(eos_token_id=None),
         dict(first_k_dense_replace=9),
+        dict(rope_interleave=None),
+        dict(model_type="youtu", vocab_size=128_256),
+        dict(
+            model_type="youtu",
+            eos_token_id=2,
+            q_lora_rank=None,
+            rope_interleave=False,
+            rope_scaling=YARN,
+            tie_word_embeddings=False,
+        ),
+        dict(model_type="deepseek_v2", first_k_dense_replace=3),
+        dict(model_type="deepseek_v2", first_k_dense_replace=3, q_lora_rank=None, rope_scaling=YARN | LITE),
     ],
     ids=str,
 )
@@ -79,6 +92,7 @@ def test_settings_are_those_that_transformers_sees(tmp_path, changes):
     path = written(tmp_path, **changes)
     theirs, ours = AutoConfig.from_pretrained(path), read(path)
     assert isinstance(ours, LatentConfig), "the loader is chosen by what the config says"
+    theirs.rope_interleave = theirs.model_type == "deepseek_v2" or bool(theirs.rope_interleave)
     assert {name: getattr(ours, name) for name in SAME} == {name: getattr(theirs, name) for name in SAME}
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
@@ -106,7 +120,7 @@ def test_every_head_has_a_key_of_its_own(tmp_path):
         (dict(num_key_value_heads=2), "num_key_value_heads 2 4"),
         (dict(rope_scaling=YARN | dict(type="linear")), "mscale_all_dim 'linear'"),
         (dict(quantization_config={"quant_method": "fp8"}), "quantiz"),
-        (dict(model_type="deepseek_v2"), "'deepseek_v2' 'deepseek_v3'"),
+        (dict(model_type="deepseek_v32"), "'deepseek_v32' 'deepseek_v3'"),
         (dict(model_type="minicpm3", kv_lora_rank=256), "'minicpm3' 'deepseek_v3'"),
         (dict(kv_lora_rank=0), "kv_lora_rank 0 1"),
         (dict(q_lora_rank=0), "q_lora_rank 0"),
@@ -138,7 +152,7 @@ def test_lesson_0_names_what_runs_it(tmp_path):
 
 def test_a_model_without_latents_is_refused_by_this_lessons_script(tmp_path):
     with refused(UserError, "'qwen3'"):
-        LatentConfig.from_dir(written(tmp_path, model_type="qwen3"))
+        DEEPSEEK.shape(written(tmp_path, model_type="qwen3"))
 
 
 def test_a_token_takes_a_latent_and_a_rotary_key_in_each_layer(tmp_path):
