@@ -22,6 +22,7 @@ FILES = {
     "youtu": "deepseek",
     "youtu_llm": "deepseek",
     "lfm3": "lfm3",
+    "gemma3": "gemma3",
     "gemma3_text": "gemma3",
     "llama": "llama",
     "mistral": "llama",

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.families import towers
+from tests.families.towers import beside_a_tower
 from tests.l11 import models as hybrids
 from tests.l15 import lfm3
 from tests.l15 import models as windows
@@ -135,7 +137,7 @@ GEMMA: dict[str, dict[str, Any]] = {
     ),
 }
 LATENTS: dict[str, Any] = dict(num_key_value_heads=4, head_dim=8, q_lora_rank=20, kv_lora_rank=24, v_head_dim=10)
-LATENTS |= dict(qk_nope_head_dim=12, qk_rope_head_dim=8)
+LATENTS |= dict(qk_nope_head_dim=12, qk_rope_head_dim=8, bos_token_id=None, eos_token_id=None)
 YARN = dict(rope_type="yarn", rope_theta=1e4, factor=8.0, original_max_position_embeddings=64)
 SHARDS = dict(shard_size="100KB")
 YOUTU: dict[str, dict[str, Any]] = {
@@ -172,6 +174,8 @@ ROWS = (
     Row("Youtu", YOUTU, written_as("Youtu", YOUTU), is_kin=True),
     Row("DeepSeek-V2", DEEPSEEK_V2, written_as("DeepseekV2", DEEPSEEK_V2), is_kin=True),
     Row("Gemma 3", GEMMA, written_as("Gemma3Text", GEMMA), slides(GEMMA), is_kin=True),
+    Row("Gemma 3 beside a tower", towers.GEMMA, beside_a_tower("Gemma3", towers.GEMMA), slides(towers.GEMMA), True),
+    Row("Qwen3.5 beside a tower", towers.QWEN3_5, beside_a_tower("Qwen3_5", towers.QWEN3_5), INTERVAL, True),
 )
 FORMATS = ("int8", "int4")  # lesson 17's
 MODELS = [[Model(row.name, shape, row) for shape in row.shapes] for row in ROWS]
