@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+EXPERT = re.compile(r"^(.+\.experts)\.(\d+)\.(\w+)\.weight$")  # a matrix of one expert, stored apart from the others'
+STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # parameters that hold all experts'
 RECOMPUTED = re.compile(r"rotary_emb\.inv_freq$")  # older files store RoPE's frequencies, which follow from config.json
 
 
@@ -18,6 +20,26 @@ class Place(NamedTuple):
 
     path: Path
     name: str
+
+
+class Stack(NamedTuple):
+    """The location of a parameter whose entries are stored apart.
+
+    name: the parameter's. entries: the places of each index of its first dimension, whose rows follow each other.
+    """
+
+    name: str
+    entries: tuple[tuple[Place, ...], ...]
+
+    @property
+    def path(self) -> Path:
+        """The file of its first tensor."""
+        return self.entries[0][0].path
+
+
+def parts_of(place: Place | Stack) -> list[Place]:
+    """Return the places of all tensors that a parameter is read from."""
+    return [place] if isinstance(place, Place) else [part for entry in place.entries for part in entry]
 
 
 def parameter_of(name: str) -> str:
@@ -33,7 +55,9 @@ def text_name(stored: str) -> str:
     return stored if inner == bare else f"model.{inner}"
 
 
-def place_parameters(found: Mapping[str, Path], is_tied: bool, renamed: Callable[[str], str] = str) -> dict[str, Place]:
+def place_parameters(
+    found: Mapping[str, Path], is_tied: bool, renamed: Callable[[str], str] = str
+) -> dict[str, Place | Stack]:
     """Map each parameter to its place.
 
     Args:
@@ -45,7 +69,23 @@ def place_parameters(found: Mapping[str, Path], is_tied: bool, renamed: Callable
         places.setdefault(parameter_of(renamed(name)), Place(found[name], name))
     if is_tied and EMBEDDING not in places and HEAD in places:
         places[EMBEDDING] = places.pop(HEAD)
-    return places
+    return stacked(places) | places
+
+
+def stacked(places: Mapping[str, Place]) -> dict[str, Place | Stack]:
+    """Return the stacks that are complete: experts 0 … n - 1, each with all of a parameter's parts."""
+    apart: dict[str, dict[tuple[int, str], Place]] = {}
+    for name, place in places.items():
+        if match := EXPERT.match(name):
+            apart.setdefault(match[1], {})[int(match[2]), match[3]] = place
+    found: dict[str, Place | Stack] = {}
+    for prefix, matrices in apart.items():
+        numbers = range(1 + max(number for number, _ in matrices))
+        for stack, parts in STACKS.items():
+            name, wanted = f"{prefix}.{stack}", [[(number, part) for part in parts] for number in numbers]
+            if all(key in matrices for entry in wanted for key in entry):
+                found[name] = Stack(name, tuple(tuple(matrices[key] for key in entry) for entry in wanted))
+    return found
 
 
 def unknown(names: Iterable[str], known: Iterable[str], ignored: tuple[str, ...]) -> list[str]:

@@ -6,21 +6,20 @@ pages already copied are released: peak memory is the model's own size plus one 
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mini_engine.base.errors import UserError, first_line, warn_once
+from mini_engine.base.errors import UserError, warn_once
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.directory import GGUF
 from mini_engine.checkpoint.json_files import read_json
-from mini_engine.checkpoint.names import EMBEDDING, HEAD, Place, place_parameters, unknown
+from mini_engine.checkpoint.names import EMBEDDING, HEAD, Place, Stack, parts_of, place_parameters, unknown
+from mini_engine.checkpoint.tensor_files import headers_of, open_file, read_rows
 
 PIECE_BYTES = 16 * 2**20
 FILE_DTYPES = ("F64", "F32", "F16", "BF16")
@@ -86,7 +85,8 @@ class Stored:
             whole = kind(self.config)
         self.shapes = {name: tuple(parameter.shape) for name, parameter in whole.named_parameters()}
         _check_tensors(directory, self.shapes, self.places)
-        known = [place.name for name, place in self.places.items() if name in self.shapes or name == HEAD]
+        used = [place for name, place in self.places.items() if name in self.shapes or name == HEAD]
+        known = [part.name for place in used for part in parts_of(place)]
         if extra := unknown(found, known, ignored):
             warn_once(f"{directory} also holds {_some(extra)}, which this model does not have; ignored")
 
@@ -107,7 +107,7 @@ class Stored:
     def pieces(self, name: str, dtype: torch.dtype) -> Iterator[Tensor]:
         """Yield the parameter `name` in this dtype, some rows at a time."""
         for rows in self._divided([range(self.shapes[name][0])], name, dtype):
-            yield _read(self.places[name], rows).to(dtype)
+            yield read_rows(self.places[name], rows).to(dtype)
 
     def _divided(self, rows: Iterable[range], name: str, dtype: torch.dtype) -> Iterator[range]:
         """Divide ranges of rows into pieces of at most PIECE_BYTES, or one row if that is larger."""
@@ -123,7 +123,7 @@ class Stored:
         """
         at, total = 0, torch.zeros((), device=target.device)
         for rows in self._divided(part.rows, name, target.dtype):
-            piece = target[at : at + len(rows)].copy_(_read(self.places[name], rows, part.columns))
+            piece = target[at : at + len(rows)].copy_(read_rows(self.places[name], rows, part.columns))
             total += piece.sum()  # in the piece's own dtype: on a CPU bfloat16 is ten times slower otherwise
             at += len(rows)
         target[at:].zero_()
@@ -132,25 +132,6 @@ class Stored:
                 f"{self.places[name].path} has NaN or Inf in {name} as {target.dtype}; "
                 "the checkpoint is damaged, or needs float32"
             )
-
-
-def _read(place: Place, rows: range, columns: range | None = None) -> Tensor:
-    """Return these rows of a stored tensor: a view of the file, which stays mapped as long as the view is in use."""
-    with _open(place.path) as file:
-        stored, these = file.get_slice(place.name), slice(rows.start, rows.stop)
-        return stored[these] if columns is None else stored[these, columns.start : columns.stop]
-
-
-@contextmanager
-def _open(path: Path):
-    """Open a safetensors file; any failure becomes a UserError."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist, though the checkpoint names it; download it again") from None
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is not a valid safetensors file ({first_line(error)}); download it again") from error
 
 
 def _find_tensors(directory: Path) -> dict[str, Path]:
@@ -172,7 +153,7 @@ def _find_tensors(directory: Path) -> dict[str, Path]:
         raise UserError(f"{index} names {_some(missing)}, which is not in {directory}")
     found: dict[str, Path] = {}
     for each in files:
-        with _open(directory / each) as file:
+        with open_file(directory / each) as file:
             found |= dict.fromkeys(file.keys(), directory / each)
     return found
 
@@ -187,7 +168,7 @@ def _check_layers(directory: Path, config: Qwen3Config, names: Iterable[str]) ->
         )
 
 
-def _without_false_tie(directory: Path, config: Qwen3Config, places: dict[str, Place]) -> Qwen3Config:
+def _without_false_tie(directory: Path, config: Qwen3Config, places: Mapping[str, Place | Stack]) -> Qwen3Config:
     """Return the config with an untied head if the files hold a head that differs from the embedding.
 
     transformers trusts the files too, with a warning. A head that equals the embedding is tied, as config.json says.
@@ -195,7 +176,7 @@ def _without_false_tie(directory: Path, config: Qwen3Config, places: dict[str, P
     if not config.tie_word_embeddings or HEAD not in places or EMBEDDING not in places:
         return config
     head, embedding = places[HEAD], places[EMBEDDING]
-    with _open(head.path) as one, _open(embedding.path) as other:
+    with open_file(head.path) as one, open_file(embedding.path) as other:
         if _equal(one.get_slice(head.name), other.get_slice(embedding.name)):
             return config
     warn_once(
@@ -213,22 +194,31 @@ def _equal(one: Any, other: Any) -> bool:
     return all(torch.equal(one[at : at + step], other[at : at + step]) for at in range(0, rows, step))
 
 
-def _check_tensors(directory: Path, wanted: dict[str, tuple[int, ...]], places: dict[str, Place]) -> None:
+def _check_tensors(directory: Path, wanted: dict[str, tuple[int, ...]], places: Mapping[str, Place | Stack]) -> None:
     """Check that the files hold every tensor of the model, in its shape, before any byte is copied."""
     if missing := [name for name in wanted if name not in places]:
         raise UserError(f"{directory} lacks {_some(missing)}; its config.json describes another model")
-    shapes, dtypes = {}, {}
-    for path in dict.fromkeys(places[name].path for name in wanted):
-        with _open(path) as file:
-            for name in [name for name in wanted if places[name].path == path]:
-                header = file.get_slice(places[name].name)
-                shapes[name], dtypes[name] = tuple(header.get_shape()), header.get_dtype()
+    shapes: dict[Place, tuple[int, ...]] = {}
+    for name, shape in wanted.items():
+        shapes |= _shapes_of_parts(directory, places[name], shape)
+    found = headers_of(shapes)
     if wrong_shape := [
-        f"{places[n].name} {list(shapes[n])}, not {list(wanted[n])}" for n in wanted if shapes[n] != wanted[n]
+        f"{part.name} {list(found[part][0])}, not {list(shape)}"
+        for part, shape in shapes.items()
+        if found[part][0] != shape
     ]:
         raise UserError(f"{directory} has the wrong shape for {_some(wrong_shape)}")
-    if wrong_dtype := [f"{places[n].name} of type {dtypes[n]}" for n in wanted if dtypes[n] not in FILE_DTYPES]:
+    if wrong_dtype := [f"{part.name} of type {found[part][1]}" for part in shapes if found[part][1] not in FILE_DTYPES]:
         raise UserError(f"{directory} holds {_some(wrong_dtype)}; this engine loads {', '.join(FILE_DTYPES)}")
+
+
+def _shapes_of_parts(directory: Path, place: Place | Stack, shape: tuple[int, ...]) -> dict[Place, tuple[int, ...]]:
+    """Return the shape that each tensor of a parameter must have."""
+    if isinstance(place, Place):
+        return {place: shape}
+    if len(place.entries) != shape[0]:
+        raise UserError(f"{directory} has {len(place.entries)} experts for {place.name}; config.json has {shape[0]}")
+    return dict.fromkeys(parts_of(place), (shape[1] // len(place.entries[0]), *shape[2:]))
 
 
 def _some(names: Iterable[str], limit: int = 3) -> str:

@@ -15,8 +15,11 @@ from mini_engine.families.family import Family
 
 FILES = {
     "qwen3": "qwen3",
+    "qwen3_moe": "qwen3_moe",
     "qwen3_5": "qwen3_5",
     "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe": "qwen3_5_moe",
+    "qwen3_5_moe_text": "qwen3_5_moe",
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
     "youtu": "deepseek",
@@ -46,7 +49,7 @@ def family_of(raw: Mapping[str, Any], path: Path) -> Family:
     file = FILES.get(kind) or next((file for start, file in RELATIVES.items() if kind.startswith(start)), None)
     if file is None:
         what, runs = shown(raw.get("model_type")), ", ".join(map(repr, FILES))
-        raise UserError(f"{path} describes a model of type {what}; this engine runs dense models of type {runs}")
+        raise UserError(f"{path} describes a model of type {what}; this engine runs models of type {runs}")
     return _in_file(file)
 
 

@@ -1,10 +1,10 @@
 """Lesson 11. A hybrid with lesson 9's linear layers: packed matrices, joined where they share an input.
 
-With packed matrices half a layer is one call of `native.py`: feed-forward always, a delta net in decode steps. Prompts
+With packed matrices half a layer is one call of `native.py`: feed-forward, and in decode steps a delta net. Prompts
 use the store's own scan.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -18,9 +18,10 @@ from mini_engine.layers import native
 from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.layers.fast_model import join_packed, with_torch_layers
 from mini_engine.layers.packed_layers import PackedLinear
-from mini_engine.layers.torch_layers import Join, TorchModel
+from mini_engine.layers.torch_layers import Join, TorchDecoderLayer, TorchModel
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.decoder import Decoder, DecoderLayer
+from mini_engine.model.layers import SwiGLU
 
 
 class FastZeroCentredNorm(nn.Module):
@@ -102,16 +103,38 @@ class PackedDeltaNet(FastDeltaNet):
         return step.delta_net(x, self.struct, self.gates, states, self.conv_weight, slots)
 
 
-class PackedHybridLayer(nn.Module):
-    """A decoder layer in two halves: mixer, and feed-forward in one call."""
+class PackedFeedForward(nn.Module):
+    """Half a layer in one call: norm, feed-forward block and residual."""
 
-    def __init__(self, layer: DecoderLayer, matrix: Join, step: NativeStep) -> None:
+    def __init__(self, mlp: SwiGLU, norm: FastZeroCentredNorm, matrix: Join, step: NativeStep) -> None:
+        super().__init__()
+        self.norm, self.step = norm, step
+        self.gate, self.up, self.down = matrix(mlp.gate_proj), matrix(mlp.up_proj), matrix(mlp.down_proj)
+        self.struct = half_of(norm, first=self.gate, second=self.up, last=self.down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the output of the feed-forward block to x `[T, hidden_size]`, in place."""
+        return self.step.feed_forward(x, self.struct)
+
+
+class PackedHybridLayer(nn.Module):
+    """A decoder layer in two halves: mixer, and feed-forward.
+
+    Args:
+        feed_forward: makes the second half of the feed-forward block, its norm, `matrix` and `step`.
+    """
+
+    def __init__(
+        self,
+        layer: DecoderLayer,
+        matrix: Join,
+        step: NativeStep,
+        feed_forward: Callable[..., nn.Module] = PackedFeedForward,
+    ) -> None:
         super().__init__()
         fast: Any = PackedDeltaNet if isinstance(layer.mixer, GatedDeltaNet) else FastGatedAttention
         self.mixer = fast(layer.mixer, FastZeroCentredNorm(layer.input_layernorm), matrix)
-        self.norm, self.step, mlp = FastZeroCentredNorm(layer.post_attention_layernorm), step, layer.mlp
-        self.gate, self.up, self.down = matrix(mlp.gate_proj), matrix(mlp.up_proj), matrix(mlp.down_proj)
-        self.struct = half_of(self.norm, first=self.gate, second=self.up, last=self.down)
+        self.feed_forward = feed_forward(layer.mlp, FastZeroCentredNorm(layer.post_attention_layernorm), matrix, step)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridKv, meta: Any, rows: Tensor | None = None
@@ -121,10 +144,6 @@ class PackedHybridLayer(nn.Module):
         else:
             x = x + self.mixer.out(self.mixer(x, cos, sin, kv, meta))
         return self.feed_forward(x if rows is None else x[rows])
-
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """Add the output of the feed-forward block to x `[T, hidden_size]`, in place."""
-        return self.step.feed_forward(x, self.struct)
 
 
 def half_of(norm: FastZeroCentredNorm, **linears: nn.Module) -> Half:
@@ -143,14 +162,24 @@ class PackedHybrid(TorchModel):
         self.native_step = native_step
 
 
-def hybrid_decoder(model: CausalLM, functions: native.Functions | None, exchange: Exchange) -> TorchModel:
-    """Return a hybrid's decoder with fast layers."""
-    fast = partial(with_torch_layers, model, functions, exchange, FAST_MIXERS, FastZeroCentredNorm)
+def hybrid_decoder(
+    model: CausalLM,
+    functions: native.Functions | None,
+    exchange: Exchange,
+    layer: Callable[..., TorchDecoderLayer] = TorchDecoderLayer,
+    feed_forward: Callable[..., nn.Module] = PackedFeedForward,
+) -> TorchModel:
+    """Return a hybrid's decoder with fast layers.
+
+    Args:
+        layer: makes torch's layers. feed_forward: as for `PackedHybridLayer`.
+    """
+    fast = partial(with_torch_layers, model, functions, exchange, FAST_MIXERS, FastZeroCentredNorm, layer)
     if functions is None:
         return fast()
     step, matrix = NativeStep(model.config, model.dtype), partial(join_packed, functions)
     if exchange is WHOLE:
-        layers = (PackedHybridLayer(layer, matrix, step) for layer in model.model.layers)
+        layers = (PackedHybridLayer(loaded, matrix, step, feed_forward) for loaded in model.model.layers)
     else:  # the exchange comes in the middle of such a layer's calls
         layers = fast().layers
     return PackedHybrid(model.model, layers, FastZeroCentredNorm(model.model.norm), step)

@@ -101,21 +101,13 @@ class HybridConfig(Qwen3Config):
     @classmethod
     def read(cls, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
         """See `Qwen3Config.read`. UserError also for a model with experts."""
-        return read_hybrid(raw, path)
+        check_dense(raw, path)
+        return read_hybrid(text_settings(raw, path), path)
 
 
 def text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the settings of the text model, which the file may nest in `text_config`, next to a vision tower's.
-
-    Raises:
-        UserError: the checkpoint has experts, is quantized, or is of another family.
-    """
-    kind, where = raw.get("model_type"), path.parent
+    """Return the settings of the text model, which the file may nest in `text_config`, next to a vision tower's."""
     text = check(PARTS, raw, path).get("text_config") or {}
-    if "moe" in str(kind) or kind == "qwen3_next" or raw.get("num_experts") or text.get("num_experts"):
-        raise UserError(f"{where} holds a mixture of experts ({shown(kind)}); lesson 11 runs only dense hybrid models")
-    if kind not in MODEL_TYPES:
-        raise UserError(f"{where} holds a model of type {shown(kind)}; lesson 11 runs dense 'qwen3_5_text' models")
     if raw.get("vision_config") is not None and not text:
         raise UserError(f"{path} has a vision_config, but no text_config; lesson 11 runs the text model alone")
     settings = {"eos_token_id": raw.get("eos_token_id"), **text} if text else dict(raw)
@@ -126,16 +118,28 @@ def text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return settings
 
 
-def read_hybrid(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def check_dense(raw: Mapping[str, Any], path: Path) -> None:
+    """Raise UserError if the checkpoint has experts, or is of another family."""
+    kind, where = raw.get("model_type"), path.parent
+    text = check(PARTS, raw, path).get("text_config") or {}
+    if "moe" in str(kind) or kind == "qwen3_next" or raw.get("num_experts") or text.get("num_experts"):
+        raise UserError(f"{where} holds a mixture of experts ({shown(kind)}); lesson 11 runs only dense hybrid models")
+    if kind not in MODEL_TYPES:
+        raise UserError(f"{where} holds a model of type {shown(kind)}; lesson 11 runs dense 'qwen3_5_text' models")
+
+
+def read_hybrid(text: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the validated settings, with `rope_theta` and `rotary_dim`, and with a type for every layer.
 
     Defaults of settings that the file lacks are checked too, but not returned.
+
+    Args:
+        text: the settings of the text model.
 
     Raises:
         UserError: a setting is missing or impossible; one sentence names it.
     """
     defaults = {field.name: field.default for field in fields(HybridConfig)}
-    text = text_settings(raw, path)
     config = check_model(CONFIG, text, path) | {"eos_token_id": text.get("eos_token_id")}
     rope = read_rotation(config, path)
     config |= {"rope_theta": rope["rope_theta"], "layer_types": layer_types_of(config)}

@@ -13,6 +13,7 @@ Three things differ from Qwen3's attention: RoPE rotates only the first `rotary_
 yields a gate for every head, and a norm scales by 1 + weight.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.model.causal_lm import CausalLM, causal_lm
 from mini_engine.model.decoder import Decoder, DecoderLayer
 from mini_engine.model.kinds import FULL
-from mini_engine.model.layers import Linear
+from mini_engine.model.layers import Linear, SwiGLU
 from mini_engine.model.qwen3 import KvStore
 from mini_engine.model.rope import RotaryEmbedding, apply_rope
 
@@ -137,16 +138,25 @@ class ConvWeight(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
 
-def hybrid_model(config: HybridConfig) -> CausalLM:
-    """Return the model of this shape, without weights. RoPE is that of heads with `rotary_dim` dimensions."""
+def swiglu(config: HybridConfig) -> nn.Module:
+    """Return lesson 0's feed-forward block."""
+    return SwiGLU(config.hidden_size, config.intermediate_size)
+
+
+def hybrid_model(config: Any, mlp: Callable[[Any], nn.Module] = swiglu) -> CausalLM:
+    """Return the model of this shape, without weights. RoPE is that of heads with `rotary_dim` dimensions.
+
+    Args:
+        mlp: makes the feed-forward block of a layer.
+    """
     rope = RotaryEmbedding(replace(config, head_dim=config.rotary_dim))
-    layers = (layer_of(config, i) for i in range(config.num_hidden_layers))
+    layers = (layer_of(config, i, mlp(config)) for i in range(config.num_hidden_layers))
     return causal_lm(config, Decoder(config, rope, layers, ZeroCentredRMSNorm))
 
 
-def layer_of(config: HybridConfig, layer_idx: int) -> DecoderLayer:
+def layer_of(config: HybridConfig, layer_idx: int, mlp: nn.Module) -> DecoderLayer:
     """Return a decoder layer: attention or a delta net, then feed-forward."""
     kind = config.layer_types[layer_idx]
     index = config.layer_types[:layer_idx].count(kind)
     mixer, name = (GatedAttention, "self_attn") if kind == FULL else (GatedDeltaNet, "linear_attn")
-    return DecoderLayer(config, mixer(config, index), name, ZeroCentredRMSNorm)
+    return DecoderLayer(config, mixer(config, index), name, ZeroCentredRMSNorm, mlp)

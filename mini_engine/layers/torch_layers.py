@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mini_engine.attention.folded import multiplies_bfloat16
 from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.model.decoder import Decoder, DecoderLayer, scaled
-from mini_engine.model.layers import RMSNorm
+from mini_engine.model.layers import RMSNorm, SwiGLU
 from mini_engine.model.qwen3 import KvStore, Qwen3Attention
 from mini_engine.model.rope import apply_rope
 
@@ -106,30 +106,52 @@ class TorchAttention(nn.Module):
         return qkv
 
 
+class TorchFeedForward(nn.Module):
+    """The feed-forward block in two matrices. matrix: makes each, one of several that share an input."""
+
+    def __init__(self, mlp: SwiGLU, matrix: Join) -> None:
+        super().__init__()
+        self.act = mlp.act
+        self.gate_up, self.down = matrix(mlp.gate_proj, mlp.up_proj), matrix(mlp.down_proj)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(self.act(gate) * up)
+
+
 class TorchDecoderLayer(nn.Module):
     """A decoder layer in fewer, larger operations.
 
     Args:
         mixer: of the layer, in its own fast form: it norms x and stops before its last matrix, `mixer.out`.
         norm: in front of the feed-forward block. matrix: makes its matrices, one of several that share an input.
-        exchange: completes the sums of out and down, of which a process may have a part.
+        exchange: completes the sums of out and of the feed-forward block, of which a process may have a part.
+        feed_forward: makes the fast form of the feed-forward block, given `matrix`.
     """
 
     def __init__(
-        self, layer: DecoderLayer, mixer: nn.Module, norm: nn.Module, matrix: Join, exchange: Exchange = WHOLE
+        self,
+        layer: DecoderLayer,
+        mixer: nn.Module,
+        norm: nn.Module,
+        matrix: Join,
+        exchange: Exchange = WHOLE,
+        feed_forward: Callable[[Any, Join], nn.Module] = TorchFeedForward,
     ) -> None:
         super().__init__()
         self.mixer: Any = mixer
-        self.norm, self.exchange, mlp = norm, exchange, layer.mlp
-        self.act = mlp.act
-        self.gate_up, self.down = matrix(mlp.gate_proj, mlp.up_proj), matrix(mlp.down_proj)
+        self.norm, self.exchange, self.mlp = norm, exchange, feed_forward(layer.mlp, matrix)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: Any, meta: Any, rows: Tensor | None = None) -> Tensor:
         """Have the store keep every row of x `[T, hidden_size]`; return the given `rows` of the result, or all."""
+        return in_pieces(self.finish, *self.mixed(x, cos, sin, kv, meta, rows))
+
+    def mixed(
+        self, x: Tensor, cos: Tensor, sin: Tensor, kv: Any, meta: Any, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Run the mixer; return these rows, or all, of x and of the mixer's result before its last matrix."""
         mixed = self.mixer(x, cos, sin, kv, meta)
-        if rows is not None:
-            x, mixed = x[rows], mixed[rows]
-        return in_pieces(self.finish, x, mixed)
+        return (x, mixed) if rows is None else (x[rows], mixed[rows])
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Add to these rows the outputs of the mixer and of the feed-forward block."""
@@ -138,8 +160,7 @@ class TorchDecoderLayer(nn.Module):
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """Return the output of the feed-forward block for these rows."""
-        gate, up = self.gate_up(self.norm(x)).chunk(2, dim=-1)
-        return self.exchange.all_reduce(self.down(self.act(gate) * up))
+        return self.exchange.all_reduce(self.mlp(self.norm(x)))
 
 
 def in_pieces(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ LAYERS = (
         "KV and attention",
         "where K and V are stored, and how they are read",
         (
-            *("kv", "attention", "layers", "families", "tiers", "quantized", "distributed.routing"),
+            *("kv", "attention", "layers", "experts", "families", "tiers", "quantized", "distributed.routing"),
             *("hybrid.memory", "hybrid.checkpoints", "hybrid.track_slots", "hybrid.gdn_pool", "hybrid.store"),
             *("hybrid.delta_rule", "hybrid.native", "hybrid.fast"),
             "windows",
@@ -79,6 +79,7 @@ LAYERS = (
         (
             *("model", "checkpoint", "text", "pocket", "pocket_hybrid", "pocket_windows", "pocket_latent"),
             *("hybrid.model", "hybrid.short_conv", "latents.model"),
+            *("experts.grouping", "experts.router", "experts.experts", "experts.feed_forward"),
         ),
     ),
     Layer(
@@ -97,6 +98,7 @@ LAYERS = (
             "hybrid.hybrid_config",
             "windows.window_config",
             "latents.latent_config",
+            "experts.config",
         ),
     ),
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mini_engine.model.kinds import FULL
 from tests.families import towers
 from tests.families.towers import beside_a_tower
 from tests.l11 import models as hybrids
@@ -69,17 +70,19 @@ class Model:
         return found(self.shape) if callable(found) else found
 
 
-def written_as(architecture: str, shapes: Mapping[str, Mapping[str, Any]]) -> Callable[[str], Path]:
+def written_as(
+    architecture: str, shapes: Mapping[str, Mapping[str, Any]], write: Callable[..., Path] = write_checkpoint
+) -> Callable[[str], Path]:
     """Return what writes a shape's checkpoint, once per run. shapes: what differs from `tests.support.BASE` in each.
 
-    architecture: of transformers, such as "Qwen3"; a model with something else than attention is initialised elsewhere.
+    architecture: of transformers, such as "Qwen3". write: another function for a model that needs its own weights.
     """
 
     @functools.cache
     def path_of(shape: str) -> Path:
         keeper = tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True)
         _KEEPERS.append(keeper)  # removed when the test process ends
-        return write_checkpoint(Path(keeper.name), architecture=architecture, **shapes[shape])
+        return write(Path(keeper.name), architecture=architecture, **shapes[shape])
 
     return path_of
 
@@ -156,6 +159,40 @@ DEEPSEEK_V2: dict[str, dict[str, Any]] = {
     | dict(rope_parameters=YARN, attention_bias=True, v_head_dim=30, rms_norm_eps=1e-5),
 }
 
+QWEN3_MOE: dict[str, dict[str, Any]] = {
+    "every layer, 2 of 6": dict(num_experts=6, norm_topk_prob=True),
+    "tied, every second layer, all but one of 4, weights as they are": dict(
+        num_experts=4, num_experts_per_tok=3, decoder_sparse_step=2, num_hidden_layers=4, tie_word_embeddings=True
+    ),
+    "the last layer is dense, 1 of 16, with windows": dict(
+        num_experts=16,
+        num_experts_per_tok=1,
+        mlp_only_layers=[2],
+        norm_topk_prob=False,
+        use_sliding_window=True,
+        sliding_window=9,
+    ),
+}
+QWEN3_MOE = {name: dict(num_experts_per_tok=2, moe_intermediate_size=20) | shape for name, shape in QWEN3_MOE.items()}
+
+QWEN3_5_MOE: dict[str, dict[str, Any]] = {
+    "2 of 6": dict(num_experts=6, num_experts_per_tok=2),
+    "tied, 1 of 4, a wide shared expert": dict(
+        num_experts=4,
+        num_experts_per_tok=1,
+        shared_expert_intermediate_size=72,
+        full_attention_interval=2,
+        tie_word_embeddings=True,
+    ),
+    "all of 4, one delta net": dict(
+        num_experts=4, num_experts_per_tok=4, num_hidden_layers=3, layer_types=["linear_attention", *[FULL] * 2]
+    ),
+}
+QWEN3_5_MOE = {
+    name: dict(moe_intermediate_size=20, shared_expert_intermediate_size=28) | shape
+    for name, shape in QWEN3_5_MOE.items()
+}
+
 
 def slides(shapes: Mapping[str, Mapping[str, Any]]) -> Callable[[str], int]:
     """Return what looks up a shape's window; without one, a block counts."""
@@ -171,6 +208,8 @@ ROWS = (
     Row("Llama", LLAMA, written_as("Llama", LLAMA), is_kin=True),
     Row("Qwen2.5", QWEN2, written_as("Qwen2", QWEN2), slides(QWEN2), is_kin=True),
     Row("Mistral", MISTRAL, written_as("Mistral", MISTRAL), slides(MISTRAL), is_kin=True),
+    Row("Qwen3 with experts", QWEN3_MOE, written_as("Qwen3Moe", QWEN3_MOE), slides(QWEN3_MOE)),
+    Row("Qwen3.5 with experts", QWEN3_5_MOE, written_as("Qwen3_5Moe", QWEN3_5_MOE, hybrids.write_hybrid), INTERVAL),
     Row("Youtu", YOUTU, written_as("Youtu", YOUTU), is_kin=True),
     Row("DeepSeek-V2", DEEPSEEK_V2, written_as("DeepseekV2", DEEPSEEK_V2), is_kin=True),
     Row("Gemma 3", GEMMA, written_as("Gemma3Text", GEMMA), slides(GEMMA), is_kin=True),

@@ -73,12 +73,13 @@ SELECTED = [family if family in QUICK else pytest.param(family, marks=pytest.mar
 _KEEPERS: list[tempfile.TemporaryDirectory] = []
 
 
-def write_hybrid(directory: Path, seed: int = 0, **changes) -> Path:
+def write_hybrid(directory: Path, seed: int = 0, architecture: str = "Qwen3_5", **changes) -> Path:
     """Write a random hybrid to `directory` with transformers, with Mamba's time steps and non-trivial norms."""
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+    import transformers
 
     torch.manual_seed(seed)
-    model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**BASE | changes))
+    config = getattr(transformers, f"{architecture}TextConfig")(**BASE | changes)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     start_time_steps(model)
     for name, parameter in model.named_parameters():
         if "linear_attn.norm" in name:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from mini_engine.distributed.tensor_parallel.collectives import Collectives
 from mini_engine.distributed.tensor_parallel.shard import BY_ROWS
 from mini_engine.distributed.tensor_parallel.vocabulary import CutEmbedding, GatheredHead
+from mini_engine.experts.feed_forward import SparseFeedForward
 from mini_engine.families import family_named
 from mini_engine.layers.exchange import Exchange, Summed
 from mini_engine.layers.fast_model import speed_up
@@ -40,9 +41,10 @@ def with_layers(model: Any, backend: str, collectives: Collectives) -> Any:
 
 
 def with_sums(model: Any, exchange: Exchange) -> Any:
-    """Return the model with the sums of its row-cut matrices completed by `exchange`."""
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if name in BY_ROWS:
-                setattr(module, name, Summed(child, exchange))
+    """Return the model with the sums of its row-cut matrices, and of experts, completed by `exchange`."""
+    for name, child in list(model.named_children()):
+        if name in BY_ROWS or isinstance(child, SparseFeedForward):
+            setattr(model, name, Summed(child, exchange))
+        else:
+            with_sums(child, exchange)
     return model

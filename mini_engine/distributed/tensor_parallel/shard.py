@@ -12,6 +12,9 @@ rows. Queries, keys and values share one matrix and one convolution, so each of 
 The channels of a short convolution (in lesson 15's LFM3) are independent, too. Its input matrix has three parts: two
 gates, as wide as `key_dim` says, and the inputs.
 
+Experts are divided: each rank has some of them, whole, and the router with all of its rows, so that the sum over the
+chosen experts is one over ranks. An expert that all tokens pass is cut as a dense block is.
+
 Latents (lesson 16) serve all heads, so every rank computes and stores all of them. Only `q_b_proj` and `kv_b_proj`,
 which expand them to each head's queries, keys and values, are cut.
 """
@@ -25,6 +28,7 @@ from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.stored import Cut, Part
 from mini_engine.distributed.tensor_parallel.vocabulary import VOCABULARY, rows_each, rows_of
+from mini_engine.experts.experts import Experts
 from mini_engine.families import family_named
 from mini_engine.families.family import SHARED
 
@@ -83,6 +87,9 @@ class RankCut(Cut):
         share = share_of(config, self.num_ranks, shared_by(config))
         model = kind(replace(share, vocab_size=rows_each(config.vocab_size, self.num_ranks)))
         model.config = share
+        for module in model.modules():
+            if isinstance(module, Experts):
+                module.first = self.rank * module.num_experts
         return model
 
     def part_of(self, name: str, shape: Sequence[int], config: Any) -> Part:
@@ -99,6 +106,8 @@ def part_of(name: str, shape: Sequence[int], config: Any, rank: int, num_ranks: 
     owners, rows = set(name.split(".")), range(shape[0])
     if owners.intersection(VOCABULARY):
         return Part([rows_of(shape[0], rank, num_ranks)])
+    if "experts" in owners:
+        return Part([equal_part(rows, rank, num_ranks)])
     if owners.intersection(BY_ROWS):
         if name.endswith(".bias"):
             return Part([rows if rank == 0 else range(0)])  # the sum over all ranks must contain it once
