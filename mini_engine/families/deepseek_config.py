@@ -14,6 +14,8 @@ from pydantic_core import core_schema as s
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
 from mini_engine.checkpoint.config_schema import FLAG, LENGTHS, ROTATION, SETTINGS, SHAPE, check_model, validator
+from mini_engine.experts.config import ExpertSizes
+from mini_engine.families.deepseek_experts import SCHEMAS, read_experts
 from mini_engine.latents.latent_config import LatentConfig
 
 PART = s.int_schema(ge=1, le=2**16)  # a head's dimension, or a rank
@@ -42,8 +44,25 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # transformers' values for settings tha
 
 
 @dataclass(frozen=True)
-class DeepseekConfig(LatentConfig):
-    """The shape of one of these models. Fields have the names they have in config.json."""
+class DeepseekConfig(ExpertSizes, LatentConfig):
+    """The shape of one of these models. Fields have the names they have in config.json; of experts there may be none.
+
+    first_k_dense_replace: the layers from this one on have experts.
+    shared_size: of the expert that every token passes, in columns: `n_shared_experts` of them side by side.
+    scoring_func: "softmax" or "sigmoid", of the router's logits.
+    n_group, topk_group: the groups of experts, and how many of them are open to a token.
+    norm_topk_prob: the weights of a token's experts add up to 1, before they are multiplied by routed_scaling_factor.
+    """
+
+    num_experts: int = 0
+    routed_experts: int = 0
+    first_k_dense_replace: int = 0
+    shared_size: int = 0
+    scoring_func: str = "softmax"
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = False
+    routed_scaling_factor: float = 1.0
 
     @classmethod
     def read(cls, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -72,19 +91,10 @@ def read_deepseek(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     check_sharpening(config, path)
     if config.get("mlp_bias") and kind == "deepseek_v2":  # in the others, transformers has no such bias either
         raise UserError(f"{path} has mlp_bias = true; this engine's feed-forward blocks have no biases")
-    check_dense(config, path)
+    is_dense = kind not in SCHEMAS or raw.get("n_routed_experts", 0) is None  # null: DeepSeek's own code has none then
+    if not is_dense and config["first_k_dense_replace"] < config["num_hidden_layers"]:
+        config |= read_experts(kind, raw, path)
     return config | {"head_dim": config["qk_rope_head_dim"]}
-
-
-def check_dense(config: Mapping[str, Any], path: Path) -> None:
-    """Refuse a model with experts."""
-    layers = config["num_hidden_layers"]
-    dense = config.get("first_k_dense_replace", layers)
-    if dense < layers:
-        raise UserError(
-            f"{path} has experts from layer {dense} of {layers} on (first_k_dense_replace); lesson 16 runs only models "
-            "whose layers are all dense"
-        )
 
 
 def check_heads(config: dict[str, Any], path: Path) -> None:

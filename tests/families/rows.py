@@ -158,6 +158,27 @@ DEEPSEEK_V2: dict[str, dict[str, Any]] = {
     "yarn without mscale, biases, wide values": DENSE
     | dict(rope_parameters=YARN, attention_bias=True, v_head_dim=30, rms_norm_eps=1e-5),
 }
+SPARSE = LATENTS | dict(first_k_dense_replace=1, moe_intermediate_size=20, num_experts_per_tok=2)
+DEEPSEEK_V2_MOE: dict[str, dict[str, Any]] = {
+    "Lite: 2 of 6, yarn": SPARSE
+    | dict(n_routed_experts=6, q_lora_rank=None, rope_parameters=YARN | dict(mscale=0.707, mscale_all_dim=0.707)),
+    "3 of the best 2 groups of 2, tied, shards": SPARSE
+    | SHARDS
+    | dict(topk_method="group_limited_greedy", n_group=4, topk_group=2, n_routed_experts=8, num_experts_per_tok=3)
+    | dict(routed_scaling_factor=4.0, tie_word_embeddings=True),
+    "1 of 4 in every layer, a single shared expert": SPARSE
+    | dict(n_routed_experts=4, num_experts_per_tok=1, n_shared_experts=1, first_k_dense_replace=0, n_group=2),
+}
+DEEPSEEK_V3_MOE: dict[str, dict[str, Any]] = {
+    "2 of the best group of 4": SPARSE | dict(n_routed_experts=8, n_group=2, topk_group=1),
+    "3 of the best 2 groups of 3, weights as they are, tied, shards": SPARSE
+    | SHARDS
+    | dict(n_routed_experts=12, n_group=4, topk_group=2, num_experts_per_tok=3, norm_topk_prob=False)
+    | dict(q_lora_rank=None, tie_word_embeddings=True, n_shared_experts=2),
+    "1 of 6 in one group, yarn, the last layer alone": SPARSE
+    | dict(n_routed_experts=6, n_group=1, topk_group=1, num_experts_per_tok=1, first_k_dense_replace=2)
+    | dict(rope_parameters=YARN | dict(mscale=1.0, mscale_all_dim=1.0), rope_interleave=False),
+}
 
 QWEN3_MOE: dict[str, dict[str, Any]] = {
     "every layer, 2 of 6": dict(num_experts=6, norm_topk_prob=True),
@@ -212,6 +233,8 @@ ROWS = (
     Row("Qwen3.5 with experts", QWEN3_5_MOE, written_as("Qwen3_5Moe", QWEN3_5_MOE, hybrids.write_hybrid), INTERVAL),
     Row("Youtu", YOUTU, written_as("Youtu", YOUTU), is_kin=True),
     Row("DeepSeek-V2", DEEPSEEK_V2, written_as("DeepseekV2", DEEPSEEK_V2), is_kin=True),
+    Row("DeepSeek-V2 with experts", DEEPSEEK_V2_MOE, written_as("DeepseekV2", DEEPSEEK_V2_MOE), is_kin=True),
+    Row("DeepSeek-V3 with experts", DEEPSEEK_V3_MOE, written_as("DeepseekV3", DEEPSEEK_V3_MOE), is_kin=True),
     Row("Gemma 3", GEMMA, written_as("Gemma3Text", GEMMA), slides(GEMMA), is_kin=True),
     Row("Gemma 3 beside a tower", towers.GEMMA, beside_a_tower("Gemma3", towers.GEMMA), slides(towers.GEMMA), True),
     Row("Qwen3.5 beside a tower", towers.QWEN3_5, beside_a_tower("Qwen3_5", towers.QWEN3_5), INTERVAL, True),

@@ -17,6 +17,7 @@ from tests.support import refused
 
 SHAPE = dict(vocab_size=160, hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4)
 MLA = dict(num_key_value_heads="gone", first_k_dense_replace=3)  # latents, and no experts
+MOE = MLA | dict(first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=2, n_group=4)
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -47,6 +48,10 @@ def config_of(folder: Path, model_type: str, **changes: Any) -> Any:
         ("youtu_llm", MLA | dict(vocab_size=128_256), dict(eos_token_ids=(128_001,), max_position_embeddings=131_072)),
         ("deepseek_v2", MLA | dict(rope_interleave=False), dict(rope_interleave=True, eos_token_ids=(2,))),
         ("deepseek_v2", MLA | dict(q_lora_rank=None), dict(q_lora_rank=None, max_position_embeddings=2048)),
+        ("deepseek_v2", MLA | dict(first_k_dense_replace=1, n_routed_experts=None), dict(routed_experts=0)),
+        ("youtu", MLA | dict(first_k_dense_replace=0), dict(routed_experts=0)),
+        ("deepseek_v2", MOE | dict(n_group=4, topk_group=2), dict(n_group=1, topk_group=1, shared_size=2 * 1407)),
+        ("deepseek_v3", MOE, dict(n_group=4, shared_size=2048, routed_scaling_factor=2.5, norm_topk_prob=True)),
     ],
 )
 def test_settings_mean_what_they_mean_in_transformers(tmp_path, model_type, changes, fields):
@@ -94,6 +99,18 @@ def test_both_layouts_of_gemma_s_angles_mean_the_same(tmp_path, changes, scaling
         ("youtu", MLA | dict(kv_lora_rank=0), "kv_lora_rank = 0"),
         ("youtu_llm", MLA | dict(rope_scaling=dict(type="linear", factor=2.0, mscale_all_dim=1.0)), "'linear' 'yarn'"),
         ("deepseek_v2", MLA | dict(mlp_bias=True), "mlp_bias"),
+        ("deepseek_v2", MOE | dict(num_experts_per_tok="gone"), "num_experts_per_tok"),
+        ("deepseek_v2", MOE | dict(topk_method="noaux_tc"), "'noaux_tc' 'group_limited_greedy'"),
+        ("deepseek_v2", MOE | dict(norm_topk_prob=True), "norm_topk_prob"),
+        ("deepseek_v2", MOE | dict(scoring_func="sigmoid"), "'sigmoid' 'softmax'"),
+        ("deepseek_v2", MOE | dict(moe_layer_freq=2), "moe_layer_freq = 2"),
+        ("deepseek_v2", MOE | dict(num_experts_per_tok=9), "num_experts_per_tok = 9"),
+        ("deepseek_v3", MOE | dict(topk_method="greedy"), "'greedy' 'noaux_tc'"),
+        ("deepseek_v3", MOE | dict(n_group=3), "n_routed_experts = 8 n_group = 3"),
+        ("deepseek_v3", MOE | dict(n_group=2), "topk_group = 4 n_group = 2"),
+        ("deepseek_v3", MOE | dict(n_group=4, topk_group=1, num_experts_per_tok=3), "num_experts_per_tok = 3"),
+        ("deepseek_v3", MOE | dict(n_group=8, num_experts_per_tok=1), "n_group = 8"),
+        ("deepseek_v3", MOE | dict(n_shared_experts=0), "n_shared_experts = 0"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, model_type, changes, words):

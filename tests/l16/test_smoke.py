@@ -44,14 +44,14 @@ def test_a_path_with_other_tokens_is_a_fault(capsys, monkeypatch):
     assert "batched" in faults[0] and "Hugging Face's" in faults[0]
 
 
-def test_experts_are_refused_in_one_line(tmp_path, capsys):
+def test_a_model_that_cannot_run_is_refused_in_one_line(tmp_path, capsys):
     shutil.copytree(checkpoint(), tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    (tmp_path / "config.json").write_text(json.dumps(config | {"first_k_dense_replace": 1}), encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 2}), encoding="utf-8")
     capsys.readouterr()  # transformers shows how it writes a checkpoint, if none was written before
     assert l16_smoke.main(["--model", str(tmp_path), "--prompt-ids", "1"]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "first_k_dense_replace" in said[0]
+    assert len(said) == 1 and "num_key_value_heads" in said[0]
 
 
 @pytest.mark.parametrize(
