@@ -101,7 +101,7 @@ class Stored:
         with torch.device("meta"):
             model = cut.build(self.kind, self.config)
         weights = {
-            name: torch.empty(parameter.shape, dtype=self._dtype_of(name, dtype), device=device)
+            name: torch.empty(parameter.shape, dtype=self.dtype_of(name, dtype), device=device)
             for name, parameter in model.named_parameters()
         }
         for name, weight in weights.items():
@@ -111,11 +111,11 @@ class Stored:
 
     def pieces(self, name: str, dtype: torch.dtype) -> Iterator[Tensor]:
         """Yield the parameter `name` of a model of this dtype, some rows at a time."""
-        dtype = self._dtype_of(name, dtype)
+        dtype = self.dtype_of(name, dtype)
         for rows in self._divided([range(self.shapes[name][0])], name, dtype):
             yield read_rows(self.places[name], rows).to(dtype)
 
-    def _dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
+    def dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of a parameter in a model of this dtype."""
         return torch.float32 if name.endswith(self.in_float32) else dtype
 

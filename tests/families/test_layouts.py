@@ -15,6 +15,7 @@ from mini_engine.assembly.loading import load, reader_of
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.names import HEAD
 from mini_engine.checkpoint.shipped import shipped_checkpoint
+from mini_engine.tiers.opening import stored_digest, weights_digest
 from tests.families import towers
 from tests.families.rows import FIRST, FIRST_KIN, Model, parametrized, some
 from tests.support import refused
@@ -50,6 +51,17 @@ def test_odd_names_and_other_classes_heads_are_no_reason_to_refuse(model: Model,
     assert not plain
     [warning] = capsys.readouterr().err.splitlines()
     assert all(name in warning for name in ("score.weight", "v_head.summary.bias", "v_head.summary.weight"))
+
+
+def test_a_router_s_bias_stays_in_float32():
+    """It differs between experts by less than bfloat16 can say; a record's identity must be the same by either way."""
+    [model] = [one for one in FIRST_KIN if one.family == "DeepSeek-V3 with experts"]
+    plain = dict(load(model.path, "float32", "cpu").named_parameters())
+    ours = load(model.path, "bfloat16", "cpu")
+    biases = {name: bias for name, bias in ours.named_parameters() if name.endswith("e_score_correction_bias")}
+    assert biases and all(torch.equal(bias, plain[name]) for name, bias in biases.items())
+    assert {weight.dtype for name, weight in ours.named_parameters() if name not in biases} == {torch.bfloat16}
+    assert stored_digest(reader_of(model.path).stored(model.path), torch.bfloat16) == weights_digest(ours)
 
 
 def as_in_text_files(tensors: Tensors) -> Tensors:
