@@ -67,7 +67,7 @@ def write_checkpoint(
     torch.manual_seed(seed)
     config = getattr(transformers, f"{architecture}Config")(**BASE | changes)
     model = transformers.AutoModelForCausalLM.from_config(config)
-    for name, parameter in model.named_parameters():
+    for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
         if "norm" in name:
             parameter.data.uniform_(0.5, 1.5)
         elif name.endswith("bias"):

@@ -48,6 +48,13 @@ def parameter_of(name: str) -> str:
     return bare if bare == HEAD or bare.startswith("model.") else f"model.{bare}"
 
 
+def text_name(stored: str) -> str:
+    """Return a tensor's name in a text model. With a vision tower it may be stored below "language_model."."""
+    bare = stored.removeprefix("model.")
+    inner = bare.removeprefix("language_model.")
+    return stored if inner == bare else f"model.{inner}"
+
+
 def place_parameters(
     found: Mapping[str, Path], is_tied: bool, renamed: Callable[[str], str] = str
 ) -> dict[str, Place | Stack]:

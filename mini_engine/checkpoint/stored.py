@@ -58,6 +58,7 @@ class Stored:
         kind: creates the model. config: its shape.
         renamed: maps a family's own stored names to those of most checkpoints.
         ignored: tensors with these prefixes are skipped silently; any other that the model lacks gets a warning.
+        in_float32: parameters whose names end so are loaded in float32, whatever the model's dtype is.
 
     Attributes:
         config: its head is untied if the files hold a head that differs from the embedding.
@@ -75,8 +76,9 @@ class Stored:
         directory: Path,
         renamed: Callable[[str], str] = str,
         ignored: tuple[str, ...] = (),
+        in_float32: tuple[str, ...] = (),
     ) -> None:
-        self.kind = kind
+        self.kind, self.in_float32 = kind, in_float32
         found = _find_tensors(directory)
         _check_layers(directory, config, found)
         self.places = place_parameters(found, config.tie_word_embeddings, renamed)
@@ -98,16 +100,24 @@ class Stored:
         """
         with torch.device("meta"):
             model = cut.build(self.kind, self.config)
-        weights = {name: torch.empty(p.shape, dtype=dtype, device=device) for name, p in model.named_parameters()}
+        weights = {
+            name: torch.empty(parameter.shape, dtype=self.dtype_of(name, dtype), device=device)
+            for name, parameter in model.named_parameters()
+        }
         for name, weight in weights.items():
             self._copy_into(weight, name, cut.part_of(name, self.shapes[name], self.config))
         model.load_state_dict(weights, assign=True)
         return model.to(device).eval().requires_grad_(False)  # `to` moves RoPE's frequencies, which no file holds
 
     def pieces(self, name: str, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Yield the parameter `name` in this dtype, some rows at a time."""
+        """Yield the parameter `name` of a model of this dtype, some rows at a time."""
+        dtype = self.dtype_of(name, dtype)
         for rows in self._divided([range(self.shapes[name][0])], name, dtype):
             yield read_rows(self.places[name], rows).to(dtype)
+
+    def dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of a parameter in a model of this dtype."""
+        return torch.float32 if name.endswith(self.in_float32) else dtype
 
     def _divided(self, rows: Iterable[range], name: str, dtype: torch.dtype) -> Iterator[range]:
         """Divide ranges of rows into pieces of at most PIECE_BYTES, or one row if that is larger."""

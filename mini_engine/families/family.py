@@ -22,7 +22,7 @@ class Family(NamedTuple):
     decoder: makes the fast layers of lesson 9's `speed_up`; None: they are those of lesson 0's model.
     can_fuse: lesson 10's layers for a GPU fit this family.
     shared: the names of the numbers of a shape that ranks divide.
-    renamed, ignored: as for `Stored`.
+    renamed, ignored, in_float32: as for `Stored`.
     """
 
     shape: Callable[[Path], Any]
@@ -32,6 +32,7 @@ class Family(NamedTuple):
     shared: tuple[str, ...] = SHARED
     renamed: Callable[[str], str] = str
     ignored: tuple[str, ...] = ()
+    in_float32: tuple[str, ...] = ()
 
     def load(
         self, path_or_hub_id: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
@@ -42,7 +43,7 @@ class Family(NamedTuple):
 
     def stored(self, directory: Path) -> Stored:
         """Return the checked tensors of a checkpoint. UserError: the checkpoint cannot be used."""
-        return Stored(self.build, self.shape(directory), directory, self.renamed, self.ignored)
+        return Stored(self.build, self.shape(directory), directory, self.renamed, self.ignored, self.in_float32)
 
 
 def check_dtype_and_device(dtype: torch.dtype, device: str | torch.device) -> None:

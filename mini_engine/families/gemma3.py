@@ -1,4 +1,4 @@
-"""Lesson 15. Gemma 3, the text model: five layers with a window for each that sees everything.
+"""Lesson 15. Gemma 3: five layers with a window for each that sees everything. Of its vision tower nothing is loaded.
 
 Beside the windows it differs from Qwen3 in six ways: embeddings are scaled by the root of their width, norms multiply
 by 1 + weight, what a layer adds to x is normed, too, the feed-forward block has GELU, layers with a window rotate by
@@ -30,6 +30,7 @@ from mini_engine.checkpoint.config_schema import (
     check_types,
     validator,
 )
+from mini_engine.checkpoint.names import text_name
 from mini_engine.families.family import Family
 from mini_engine.families.lfm3_config import ATTENTION, Rope
 from mini_engine.families.lfm3_fast import FastHeadGatedAttention, FastSandwichLayer
@@ -60,10 +61,14 @@ SETTINGS = dict(
     sliding_window_pattern=s.int_schema(ge=1),
     **dict.fromkeys(("tie_word_embeddings", "attention_bias", "use_bidirectional_attention"), FLAG),
 )
+USUAL = dict(vocab_size=262_208, num_attention_heads=8, num_key_value_heads=4)  # what files beside a tower leave out
+TIED = "tie_word_embeddings"
+PARTS = validator(dict(text_config=OBJECT), {})
 CONFIG = validator(SHAPE, SETTINGS | LENGTHS)
 ROPE = validator({}, dict(rope_type=s.literal_schema(["default", "linear"]), rope_theta=ANGLE_BASE, factor=POSITIVE))
 THETAS = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
 END_TOKEN = 1
+VISION = tuple(f"{model}{part}." for model in ("", "model.") for part in ("vision_tower", "multi_modal_projector"))
 NAMES = {  # the norms behind a mixer and behind the feed-forward block, and the one in front of the latter
     ".post_attention_layernorm.": ".post_operator_norm.",
     ".pre_feedforward_layernorm.": ".post_attention_layernorm.",
@@ -103,8 +108,7 @@ def read_gemma3(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     Raises:
         UserError: a setting is missing or impossible; one sentence names it.
     """
-    if raw.get("model_type") != "gemma3_text":
-        raise UserError(f"{path} describes a model of type {shown(raw.get('model_type'))}, not of type 'gemma3_text'")
+    raw = text_settings(raw, path)
     config = check_model(CONFIG, raw, path)
     for name in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
         if raw.get(name):
@@ -116,6 +120,20 @@ def read_gemma3(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     ropes = tuple(rope_of(name, config, path) for name in ATTENTION)
     config = {name: value for name, value in config.items() if not name.startswith("rope_")}
     return config | {"layer_types": types, "ropes": ropes, "eos_token_id": raw.get("eos_token_id", END_TOKEN)}
+
+
+def text_settings(raw: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """Return the settings of the text model, which a file with a vision tower nests in `text_config`.
+
+    Outside are the end tokens, whether the head is tied, and how weights are quantized.
+    """
+    kind = raw.get("model_type")
+    if kind not in ("gemma3", "gemma3_text"):
+        raise UserError(f"{path} describes a model of type {shown(kind)}, not of type 'gemma3' or 'gemma3_text'")
+    if kind == "gemma3_text":
+        return raw
+    outer = {name: raw[name] for name in ("eos_token_id", "quantization_config") if raw.get(name) is not None}
+    return USUAL | check(PARTS, raw, path)["text_config"] | outer | {TIED: bool(raw.get(TIED, True))}
 
 
 def rope_of(name: str, config: Mapping[str, Any], path: Path) -> Rope:
@@ -168,7 +186,8 @@ def gemma3_decoder(model: CausalLM, functions: native.Functions | None, exchange
 
 def usual_name(stored: str) -> str:
     """Return a tensor's name in this model for its name in a checkpoint."""
+    stored = text_name(stored)
     return next((stored.replace(own, usual) for own, usual in NAMES.items() if own in stored), stored)
 
 
-FAMILY = Family(Gemma3Config.from_dir, gemma3_model, gemma3_decoder, renamed=usual_name)
+FAMILY = Family(Gemma3Config.from_dir, gemma3_model, gemma3_decoder, renamed=usual_name, ignored=VISION)

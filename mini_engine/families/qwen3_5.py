@@ -1,18 +1,12 @@
 """Lesson 11. Qwen3.5, dense: a hybrid of delta nets and attention. Of a model with a vision tower, the text part."""
 
+from mini_engine.checkpoint.names import text_name
 from mini_engine.families.family import SHARED, Family
 from mini_engine.hybrid.fast import hybrid_decoder
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.model import hybrid_model
 
 NOT_OF_THE_TEXT = ("mtp.", "model.visual.", "visual.")  # prediction heads and the vision tower
-
-
-def text_name(stored: str) -> str:
-    """Return a tensor's name in a text model; with a vision tower it is stored as "model.language_model."…"."""
-    bare = stored.removeprefix("model.")
-    inner = bare.removeprefix("language_model.")
-    return stored if inner == bare else f"model.{inner}"
 
 
 FAMILY = Family(

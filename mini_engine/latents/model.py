@@ -1,4 +1,4 @@
-"""Lesson 16. DeepSeek-V3 with dense layers, independent of the store and of how it reads latents.
+"""Lesson 16. DeepSeek-V3, independent of the store and of how it reads latents.
 
 Only attention differs from lesson 0's model. It stores not K and V, but the latents they are computed from:
 
@@ -8,6 +8,7 @@ Only attention differs from lesson 0's model. It stores not K and V, but the lat
 Module names are the checkpoint's.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -85,7 +86,15 @@ def rotate_end(x: Tensor, cos: Tensor, sin: Tensor, config: LatentConfig) -> Ten
     return torch.cat((rest, apply_rope(turned, cos, sin)), dim=-1)
 
 
-def latent_model(config: LatentConfig) -> CausalLM:
-    """Return the model of this shape, without weights."""
-    layers = (DecoderLayer(config, LatentAttention(config, i)) for i in range(config.num_hidden_layers))
+def dense(layer_idx: int) -> None:
+    """Leave the feed-forward block of a layer as it is in lesson 0."""
+
+
+def latent_model(config: LatentConfig, mlp: Callable[[int], nn.Module | None] = dense) -> CausalLM:
+    """Return the model of this shape, without weights.
+
+    Args:
+        mlp: makes the feed-forward block of a layer; None: lesson 0's.
+    """
+    layers = (DecoderLayer(config, LatentAttention(config, i), mlp=mlp(i)) for i in range(config.num_hidden_layers))
     return causal_lm(config, Decoder(config, RotaryEmbedding(config), layers))

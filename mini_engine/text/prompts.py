@@ -60,7 +60,7 @@ def checked_messages(conversation: object) -> list[dict[str, Any]]:
     """
     if not is_sequence(conversation) or not conversation or not all(map(_is_message, conversation)):
         raise UserError(
-            f"a conversation is {shown(conversation)}; give a list of dicts with role and content, both strings",
+            f"a conversation is {shown(conversation)}; give a list of dicts with role and content, text or text parts",
             param="messages",
         )
     return [dict(message) for message in conversation]

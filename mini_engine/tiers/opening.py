@@ -38,7 +38,7 @@ def weights_digest(model: nn.Module) -> str:
 def stored_digest(stored: Stored, dtype: torch.dtype) -> str:
     """Return the `weights_digest` of the model that is loaded in this dtype, reading it piece by piece."""
     shapes = sorted(stored.shapes.items())
-    return digest_of((name, shape, dtype, stored.pieces(name, dtype)) for name, shape in shapes)
+    return digest_of((name, shape, stored.dtype_of(name, dtype), stored.pieces(name, dtype)) for name, shape in shapes)
 
 
 def digest_of(weights: Iterable[tuple[str, tuple[int, ...], torch.dtype, Iterable[Tensor]]]) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from mini_engine.model.kinds import FULL
+from tests.families import towers
+from tests.families.towers import beside_a_tower
 from tests.l11 import models as hybrids
 from tests.l15 import lfm3
 from tests.l15 import models as windows
@@ -137,6 +139,46 @@ GEMMA: dict[str, dict[str, Any]] = {
         sliding_window=16,
     ),
 }
+LATENTS: dict[str, Any] = dict(num_key_value_heads=4, head_dim=8, q_lora_rank=20, kv_lora_rank=24, v_head_dim=10)
+LATENTS |= dict(qk_nope_head_dim=12, qk_rope_head_dim=8, bos_token_id=None, eos_token_id=None)
+YARN = dict(rope_type="yarn", rope_theta=1e4, factor=8.0, original_max_position_embeddings=64)
+SHARDS = dict(shard_size="100KB")
+YOUTU: dict[str, dict[str, Any]] = {
+    "pairs of neighbours, tied": LATENTS | dict(tie_word_embeddings=True),
+    "no latent of queries, pairs of halves, shards": LATENTS | SHARDS | dict(q_lora_rank=None, rope_interleave=False),
+    "yarn, biases, tied, shards": LATENTS
+    | SHARDS
+    | dict(rope_parameters=YARN | dict(mscale=0.7, mscale_all_dim=1.2), attention_bias=True, tie_word_embeddings=True),
+}
+DENSE = LATENTS | dict(first_k_dense_replace=3)
+DEEPSEEK_V2: dict[str, dict[str, Any]] = {
+    "Lite: no latent of queries, yarn": DENSE
+    | dict(q_lora_rank=None, rope_parameters=YARN | dict(mscale=0.707, mscale_all_dim=0.707)),
+    "tied, shards": DENSE | SHARDS | dict(tie_word_embeddings=True),
+    "yarn without mscale, biases, wide values": DENSE
+    | dict(rope_parameters=YARN, attention_bias=True, v_head_dim=30, rms_norm_eps=1e-5),
+}
+SPARSE = LATENTS | dict(first_k_dense_replace=1, moe_intermediate_size=20, num_experts_per_tok=2)
+DEEPSEEK_V2_MOE: dict[str, dict[str, Any]] = {
+    "Lite: 2 of 6, yarn": SPARSE
+    | dict(n_routed_experts=6, q_lora_rank=None, rope_parameters=YARN | dict(mscale=0.707, mscale_all_dim=0.707)),
+    "3 of the best 2 groups of 2, tied, shards": SPARSE
+    | SHARDS
+    | dict(topk_method="group_limited_greedy", n_group=4, topk_group=2, n_routed_experts=8, num_experts_per_tok=3)
+    | dict(routed_scaling_factor=4.0, tie_word_embeddings=True),
+    "1 of 4 in every layer, a single shared expert": SPARSE
+    | dict(n_routed_experts=4, num_experts_per_tok=1, n_shared_experts=1, first_k_dense_replace=0, n_group=2),
+}
+DEEPSEEK_V3_MOE: dict[str, dict[str, Any]] = {
+    "2 of the best group of 4": SPARSE | dict(n_routed_experts=8, n_group=2, topk_group=1),
+    "3 of the best 2 groups of 3, weights as they are, tied, shards": SPARSE
+    | SHARDS
+    | dict(n_routed_experts=12, n_group=4, topk_group=2, num_experts_per_tok=3, norm_topk_prob=False)
+    | dict(q_lora_rank=None, tie_word_embeddings=True, n_shared_experts=2),
+    "1 of 6 in one group, yarn, the last layer alone": SPARSE
+    | dict(n_routed_experts=6, n_group=1, topk_group=1, num_experts_per_tok=1, first_k_dense_replace=2)
+    | dict(rope_parameters=YARN | dict(mscale=1.0, mscale_all_dim=1.0), rope_interleave=False),
+}
 
 QWEN3_MOE: dict[str, dict[str, Any]] = {
     "every layer, 2 of 6": dict(num_experts=6, norm_topk_prob=True),
@@ -194,7 +236,13 @@ ROWS = (
     Row("Mistral", MISTRAL, written_as("Mistral", MISTRAL), slides(MISTRAL), is_kin=True),
     Row("Qwen3 with experts", QWEN3_MOE, written_as("Qwen3Moe", QWEN3_MOE), slides(QWEN3_MOE)),
     Row("Qwen3.5 with experts", QWEN3_5_MOE, written_as("Qwen3_5Moe", QWEN3_5_MOE, hybrids.write_hybrid), INTERVAL),
+    Row("Youtu", YOUTU, written_as("Youtu", YOUTU), is_kin=True),
+    Row("DeepSeek-V2", DEEPSEEK_V2, written_as("DeepseekV2", DEEPSEEK_V2), is_kin=True),
+    Row("DeepSeek-V2 with experts", DEEPSEEK_V2_MOE, written_as("DeepseekV2", DEEPSEEK_V2_MOE), is_kin=True),
+    Row("DeepSeek-V3 with experts", DEEPSEEK_V3_MOE, written_as("DeepseekV3", DEEPSEEK_V3_MOE), is_kin=True),
     Row("Gemma 3", GEMMA, written_as("Gemma3Text", GEMMA), slides(GEMMA), is_kin=True),
+    Row("Gemma 3 beside a tower", towers.GEMMA, beside_a_tower("Gemma3", towers.GEMMA), slides(towers.GEMMA), True),
+    Row("Qwen3.5 beside a tower", towers.QWEN3_5, beside_a_tower("Qwen3_5", towers.QWEN3_5), INTERVAL, True),
 )
 FORMATS = ("int8", "int4")  # lesson 17's
 MODELS = [[Model(row.name, shape, row) for shape in row.shapes] for row in ROWS]

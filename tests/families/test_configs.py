@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mini_engine.base.errors import UserError
 from mini_engine.families import family_of
@@ -16,6 +17,8 @@ from tests.support import refused
 
 SHAPE = dict(vocab_size=160, hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4)
 ATTENDS = dict(full_attention_interval=3, num_key_value_heads=2)  # of three layers, Qwen3.5's last
+MLA = dict(num_key_value_heads="gone", first_k_dense_replace=3)  # latents, and no experts
+MOE = MLA | dict(first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=2, n_group=4)
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -49,11 +52,26 @@ def config_of(folder: Path, model_type: str, **changes: Any) -> Any:
         ("qwen3_moe", dict(use_sliding_window=True, sliding_window=None), dict(layers=(Full(),) * 3)),
         ("qwen3_5_moe_text", ATTENDS, dict(num_experts=256, num_experts_per_tok=8, intermediate_size=512)),
         ("qwen3_5_moe", dict(text_config=SHAPE | ATTENDS | dict(num_experts=8)), dict(routed_experts=8)),
+        ("youtu_llm", MLA, dict(rope_interleave=True, tie_word_embeddings=True, eos_token_ids=(), head_dim=64)),
+        ("youtu_llm", MLA | dict(vocab_size=128_256), dict(eos_token_ids=(128_001,), max_position_embeddings=131_072)),
+        ("deepseek_v2", MLA | dict(rope_interleave=False), dict(rope_interleave=True, eos_token_ids=(2,))),
+        ("deepseek_v2", MLA | dict(q_lora_rank=None), dict(q_lora_rank=None, max_position_embeddings=2048)),
+        ("deepseek_v2", MLA | dict(first_k_dense_replace=1, n_routed_experts=None), dict(routed_experts=0)),
+        ("youtu", MLA | dict(first_k_dense_replace=0), dict(routed_experts=0)),
+        ("deepseek_v2", MOE | dict(n_group=4, topk_group=2), dict(n_group=1, topk_group=1, shared_size=2 * 1407)),
+        ("deepseek_v3", MOE, dict(n_group=4, shared_size=2048, routed_scaling_factor=2.5, norm_topk_prob=True)),
     ],
 )
 def test_settings_mean_what_they_mean_in_transformers(tmp_path, model_type, changes, fields):
     config = config_of(tmp_path, model_type, **changes)
     assert {name: getattr(config, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(("model_type", "layers", "heads"), [("youtu_llm", 32, 16), ("deepseek_v2", 27, 16)])
+def test_youtu_and_deepseek_v2_lite_keep_576_numbers_a_token_in_each_layer(tmp_path, model_type, layers, heads):
+    sizes = dict(num_hidden_layers=layers, num_attention_heads=heads, first_k_dense_replace=layers)
+    config = config_of(tmp_path, model_type, **MLA | sizes)
+    assert config.kv_bytes_per_token(torch.bfloat16) == layers * 576 * 2
 
 
 @pytest.mark.parametrize("changes", [{}, dict(rope_theta=5e5, rope_local_base_freq=2e4)])
@@ -96,6 +114,22 @@ def test_both_layouts_of_gemma_s_angles_mean_the_same(tmp_path, changes, scaling
         ("qwen3_5_moe", dict(text_config=5), "text_config = 5"),
         ("qwen3_5_moe_text", dict(num_experts_per_tok=300, **ATTENDS), "num_experts_per_tok = 300 num_experts = 256"),
         ("qwen3_5_moe_text", dict(shared_expert_intermediate_size=0), "shared_expert_intermediate_size = 0"),
+        ("youtu", {}, "num_key_value_heads = 2 4"),
+        ("youtu", MLA | dict(kv_lora_rank=0), "kv_lora_rank = 0"),
+        ("youtu_llm", MLA | dict(rope_scaling=dict(type="linear", factor=2.0, mscale_all_dim=1.0)), "'linear' 'yarn'"),
+        ("deepseek_v2", MLA | dict(mlp_bias=True), "mlp_bias"),
+        ("deepseek_v2", MOE | dict(num_experts_per_tok="gone"), "num_experts_per_tok"),
+        ("deepseek_v2", MOE | dict(topk_method="noaux_tc"), "'noaux_tc' 'group_limited_greedy'"),
+        ("deepseek_v2", MOE | dict(norm_topk_prob=True), "norm_topk_prob"),
+        ("deepseek_v2", MOE | dict(scoring_func="sigmoid"), "'sigmoid' 'softmax'"),
+        ("deepseek_v2", MOE | dict(moe_layer_freq=2), "moe_layer_freq = 2"),
+        ("deepseek_v2", MOE | dict(num_experts_per_tok=9), "num_experts_per_tok = 9"),
+        ("deepseek_v3", MOE | dict(topk_method="greedy"), "'greedy' 'noaux_tc'"),
+        ("deepseek_v3", MOE | dict(n_group=3), "n_routed_experts = 8 n_group = 3"),
+        ("deepseek_v3", MOE | dict(n_group=2), "topk_group = 4 n_group = 2"),
+        ("deepseek_v3", MOE | dict(n_group=4, topk_group=1, num_experts_per_tok=3), "num_experts_per_tok = 3"),
+        ("deepseek_v3", MOE | dict(n_group=8, num_experts_per_tok=1), "n_group = 8"),
+        ("deepseek_v3", MOE | dict(n_shared_experts=0), "n_shared_experts = 0"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, model_type, changes, words):

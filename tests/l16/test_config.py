@@ -28,6 +28,7 @@ BASE = dict(
 SMALL = dict(kv_lora_rank=24, q_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10)
 # as DeepSeek-V3's own config.json has it: `type`, and theta beside it
 YARN = dict(type="yarn", factor=40, mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=4096)
+LITE = dict(mscale=0.707, mscale_all_dim=0.707)
 SAME = (
     *SMALL,
     "qk_head_dim",
@@ -66,6 +67,18 @@ def read(path):
         dict(eos_token_id=[3, 5]),
         dict(eos_token_id=None),
         dict(first_k_dense_replace=9),
+        dict(rope_interleave=None),
+        dict(model_type="youtu", vocab_size=128_256),
+        dict(
+            model_type="youtu",
+            eos_token_id=2,
+            q_lora_rank=None,
+            rope_interleave=False,
+            rope_scaling=YARN,
+            tie_word_embeddings=False,
+        ),
+        dict(model_type="deepseek_v2", first_k_dense_replace=3),
+        dict(model_type="deepseek_v2", first_k_dense_replace=3, q_lora_rank=None, rope_scaling=YARN | LITE),
     ],
     ids=str,
 )
@@ -77,6 +90,7 @@ def test_settings_are_those_that_transformers_sees(tmp_path, changes):
     path = written(tmp_path, **changes)
     theirs, ours = AutoConfig.from_pretrained(path), read(path)
     assert isinstance(ours, LatentConfig), "the loader is chosen by what the config says"
+    theirs.rope_interleave = theirs.model_type == "deepseek_v2" or bool(theirs.rope_interleave)
     assert {name: getattr(ours, name) for name in SAME} == {name: getattr(theirs, name) for name in SAME}
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
@@ -98,13 +112,11 @@ def test_every_head_has_a_key_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "values"),
     [
-        (dict(num_hidden_layers=4), "3 4 first_k_dense_replace"),
-        (dict(first_k_dense_replace=1), "1 3 first_k_dense_replace"),
-        (dict(first_k_dense_replace=0), "0 first_k_dense_replace"),
+        (dict(first_k_dense_replace=-1), "first_k_dense_replace -1"),
         (dict(num_key_value_heads=2), "num_key_value_heads 2 4"),
         (dict(rope_scaling=YARN | dict(type="linear")), "mscale_all_dim 'linear'"),
         (dict(quantization_config={"quant_method": "fp8"}), "quantiz"),
-        (dict(model_type="deepseek_v2"), "'deepseek_v2' 'deepseek_v3'"),
+        (dict(model_type="deepseek_v32"), "'deepseek_v32' 'deepseek_v3'"),
         (dict(model_type="minicpm3", kv_lora_rank=256), "'minicpm3' 'deepseek_v3'"),
         (dict(kv_lora_rank=0), "kv_lora_rank 0 1"),
         (dict(q_lora_rank=0), "q_lora_rank 0"),
