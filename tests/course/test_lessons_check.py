@@ -159,6 +159,13 @@ def test_a_harmless_signature_change_is_only_a_note(toy):
     assert [note.headline for note in verdict.notes] == ["The signature of Seats.take has changed."]
 
 
+def test_an_error_that_breaks_the_test_setup_is_shown_at_its_line(toy):
+    (toy.places.root / "tests/l0/conftest.py").write_text("import mini_engine.kv.seats\n", encoding="utf-8")
+    toy.write_wrong("FIRST = 0", "FIRST = 1 / 0")
+    said = words(check(toy))
+    assert said.startswith("The check could not run.\nwork/l0/seats.py:5") and "ZeroDivisionError" in said
+
+
 def test_a_crashing_smoke_script_is_shown_with_its_error(toy):
     toy.edit("scripts/l0_smoke.py", "match = ", "1 / 0\nmatch = ")
     toy.write(1, 2, 3)
