@@ -10,12 +10,13 @@ from scripts import l0_smoke
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.families.qwen3 import load_model
-from tests.support import refused, write_checkpoint
+from tests.l0.edits import GONE, edit_config, edit_tensors
+from tests.support import refused
 
 INDEX = "model.safetensors.index.json"
 DEEP = "[" * 100_000
@@ -24,14 +25,8 @@ NORM = "model.norm.weight"
 
 def config(**changes):
     """Change config.json; None takes a key away."""
-
-    def change(directory):
-        path = directory / "config.json"
-        settings = json.loads(path.read_text(encoding="utf-8")) | changes
-        kept = {name: value for name, value in settings.items() if value is not None}
-        path.write_text(json.dumps(kept), encoding="utf-8")
-
-    return change
+    changes = {name: GONE if value is None else value for name, value in changes.items()}
+    return lambda directory: edit_config(directory, **changes)
 
 
 def rope(**settings):
@@ -47,12 +42,7 @@ def generation(value):
 
 
 def tensors(change):
-    def rewrite(directory):
-        held = load_file(directory / "model.safetensors")
-        change(held)
-        save_file(held, directory / "model.safetensors")
-
-    return rewrite
+    return lambda directory: edit_tensors(directory, change)
 
 
 def spoiled(name, value):
@@ -157,7 +147,10 @@ ROPES = {
 OTHER_MODELS = {
     "quantized": (config(quantization_config={"quant_method": "fp8"}), ["quantization_config", "fetch"]),
     "sliding layers": (config(layer_types=["full_attention", "sliding_attention"]), ["'sliding_attention'"]),
-    "sliding window": (config(layer_types=None, use_sliding_window=True, max_window_layers=1), ["sliding_attention"]),
+    "sliding window": (
+        config(layer_types=None, sliding_window=None, use_sliding_window=True, max_window_layers=1),
+        ["sliding_attention"],
+    ),
     "another family": (config(model_type="nobody's"), ["nobody's"]),
     "another activation": (config(hidden_act="gelu"), ["'gelu'"]),
     "layer_types 5": (config(layer_types=5), ["layer_types = 5"]),
@@ -217,11 +210,6 @@ HEADERS = {f"a header: {case}": how for case, how in HEADERS.items()}
 CASES = NUMBERS | ROPES | OTHER_MODELS | END_TOKENS | FILES | MARKS | HEADERS | WEIGHTS
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return write_checkpoint(tmp_path_factory.mktemp("base"), num_hidden_layers=2)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_a_broken_checkpoint_is_refused_in_one_sentence(base, tmp_path, capsys, case):
     directory = tmp_path / "model"
@@ -244,7 +232,7 @@ def test_a_broken_checkpoint_is_refused_in_one_sentence(base, tmp_path, capsys, 
     "changes",
     [
         dict(use_sliding_window=True),  # layer_types says that no layer slides
-        dict(layer_types=None, use_sliding_window=True, max_window_layers=2),
+        dict(layer_types=None, sliding_window=None, use_sliding_window=True, max_window_layers=2),
         dict(layer_types=None, use_sliding_window=False, sliding_window=16, max_window_layers=0),
         dict(torch_dtype="bfloat16", some_day=[1, {"a": None}]),
     ],

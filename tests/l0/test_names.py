@@ -10,18 +10,10 @@ from safetensors.torch import load_file, save_file
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.names import EMBEDDING, HEAD
 from mini_engine.families.qwen3 import load_model
-from tests.support import refused, write_checkpoint
+from tests.l0.edits import edit_tensors
+from tests.support import refused
 
 FREQUENCIES = "model.layers.0.self_attn.rotary_emb.inv_freq"
-
-
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory):
-    """A checkpoint whose head is the embedding, and one with a head of its own, by whether it is tied."""
-    places = {tied: tmp_path_factory.mktemp("base") for tied in (True, False)}
-    return {
-        tied: write_checkpoint(place, tie_word_embeddings=tied, num_hidden_layers=2) for tied, place in places.items()
-    }
 
 
 def names(change):
@@ -43,9 +35,7 @@ def without(*lost):
 def changed(base, target, change):
     """Return a copy of a checkpoint with other tensors."""
     shutil.copytree(base, target)
-    tensors = change(load_file(base / "model.safetensors"))
-    save_file({name: tensor.clone() for name, tensor in tensors.items()}, target / "model.safetensors")
-    return target
+    return edit_tensors(target, change)
 
 
 def sharded(directory, wrong_shard=None):

@@ -1,6 +1,5 @@
 """Lesson 0. RoPE's scalings: frequencies equal Hugging Face's bit for bit, and tokens beyond the trained context."""
 
-import json
 import shutil
 
 import pytest
@@ -10,12 +9,12 @@ from mini_engine.base.errors import UserError
 from mini_engine.engine.loop import generate
 from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.no_cache import NoCache, NoCacheMeta, Recompute
-from tests.support import hf_greedy, some_ids, write_checkpoint
+from tests.l0.edits import GONE, edit_config
+from tests.support import hf_greedy, some_ids
 
 TRAINED, THETA = 32, 10_000.0
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-GONE = "gone"
 
 
 def new(**rope):
@@ -56,18 +55,10 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return write_checkpoint(tmp_path_factory.mktemp("base"), max_position_embeddings=4 * TRAINED, num_hidden_layers=2)
-
-
 def edited(base, directory, changes):
     """Return a copy of a checkpoint with another config.json."""
     shutil.copytree(base, directory)
-    config = json.loads((base / "config.json").read_text(encoding="utf-8")) | changes
-    kept = {name: value for name, value in config.items() if value != GONE}
-    (directory / "config.json").write_text(json.dumps(kept), encoding="utf-8")
-    return directory
+    return edit_config(directory, **{"max_position_embeddings": 4 * TRAINED} | changes)
 
 
 @pytest.mark.parametrize("case", CASES)

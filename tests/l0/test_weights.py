@@ -8,29 +8,17 @@ import textwrap
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from mini_engine.base.errors import UserError
 from mini_engine.families.qwen3 import load_model
+from tests.l0.edits import GONE, edit_config, edit_tensors
 from tests.support import refused, write_checkpoint
 
 
 @pytest.fixture
 def untied(tmp_path):
     return write_checkpoint(tmp_path / "model")
-
-
-def edit_config(directory, **changes):
-    path = directory / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config.update(changes)
-    path.write_text(json.dumps({k: v for k, v in config.items() if v != "gone"}), encoding="utf-8")
-
-
-def edit_tensors(directory, change):
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors")
 
 
 def test_every_parameter_comes_from_the_file(untied):
@@ -49,7 +37,7 @@ def test_shards_load_like_one_file(tmp_path, untied):
 
 def test_the_old_config_layout_means_the_same(untied):
     new = load_model(untied).config
-    edit_config(untied, rope_parameters="gone", rope_theta=10_000.0, rope_scaling=None)
+    edit_config(untied, rope_parameters=GONE, rope_theta=10_000.0, rope_scaling=None)
     assert load_model(untied).config == new
     edit_config(untied, rope_theta=1_000_000)
     assert load_model(untied).config.rope_theta == 1_000_000

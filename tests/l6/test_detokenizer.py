@@ -9,7 +9,6 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from tokenizers.decoders import DecodeStream
 
-from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.detokenizer import Detokenizer
 from mini_engine.text.tokenizer import Tokenizer, byte_of_character, bytes_of_token
 
@@ -25,11 +24,6 @@ CORPUS = [
     "a real \ufffd in the text, and at the end \ufffd",
     "",
 ]
-
-
-@pytest.fixture(scope="module")
-def pocket():
-    return Tokenizer(POCKET_DIR)
 
 
 @pytest.fixture(scope="module")

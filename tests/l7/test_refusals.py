@@ -17,7 +17,6 @@ HI = {"role": "user", "content": "Hi"}
 LEAST = {COMPLETIONS: {"prompt": "x"}, CHAT: {"messages": [HI]}, RESPONSES: {"input": "Hi"}}
 PART = {"type": "text", "text": "a"}
 PIECES = [{"role": "user", "content": [PART] * 200}] * 20
-CALLS = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": ADD["function"]}] * 100}
 MANY = {str(i): "" for i in range(17)}
 ANY_OBJECT = {"type": "json_object"}
 
@@ -25,6 +24,9 @@ ANY_OBJECT = {"type": "json_object"}
 def calling(arguments):
     call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
     return [{"role": "assistant", "tool_calls": [call]}]
+
+
+CALLS = {"role": "assistant", "tool_calls": calling("{}")[0]["tool_calls"] * 100}
 
 
 FORMS = [
