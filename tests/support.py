@@ -59,13 +59,18 @@ def random_model(seed: int = 0, **changes) -> CausalLM:
 
 
 def write_checkpoint(
-    directory: Path, seed: int = 0, shard_size: str = "5GB", architecture: str = "Qwen3", **changes
+    directory: Path,
+    seed: int = 0,
+    shard_size: str = "5GB",
+    architecture: str = "Qwen3",
+    base: dict[str, Any] = BASE,
+    **changes,
 ) -> Path:
     """Write a random model to `directory` with transformers, with non-trivial biases and norm weights."""
     import transformers
 
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{architecture}Config")(**BASE | changes)
+    config = getattr(transformers, f"{architecture}Config")(**base | changes)
     model = transformers.AutoModelForCausalLM.from_config(config)
     for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
         if "norm" in name:

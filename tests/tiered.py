@@ -12,8 +12,8 @@ from tests.worlds import FAMILIES
 class TierMachine(RuleBasedStateMachine):
     """Requests begin, compute chunks and end before tiers; blocks are evicted; the process starts again.
 
-    A subclass's `set_up` makes `manager`, `tiers` and `hold`, which returns what the memory has of a request. It has
-    `chunk_end(name, start, stop)`; `write(name, tokens, start, stop)`, what the model does; and `check(name)`, that
+    A subclass's `set_up` makes `manager`, `tiers` and `hold`, which returns what the memory has of a request. It also
+    has `chunk_end(name, start, stop)`; `write(name, tokens, start, stop)`, what the model does; and `check(name)`, that
     a request reads its own tokens as far as they are computed.
     """
 

@@ -16,9 +16,10 @@ pytestmark = pytest.mark.reference
 NUM_BLOCKS, WIDTH = 12, 4 * SIZE
 
 
-def filled():
-    """Return a store that has the blocks and the items of a text, and the text's prefix."""
-    store = BlockStore(Tiers.of_size(None, 10**6, 0), Cells(), Identity("w", "c", "f", SIZE))
+@pytest.fixture
+def filled(opened):
+    """A store that has the blocks and the items of a text, and the text's prefix."""
+    store = BlockStore(opened(Tiers.of_size(None, 10**6, 0)), Cells(), Identity("w", "c", "f", SIZE))
     prefix = Prefix(b"root", bytes(range(NUM_BLOCKS)) * WIDTH, WIDTH)
     items = CompanionRecords(store.tiers, both()).new("a", prefix, 0, NUM_BLOCKS, at_end=True)
     store.save(prefix, range(NUM_BLOCKS), 0, items)
@@ -38,21 +39,20 @@ def last_end(store, prefix, start):
     return start
 
 
-def test_where_one_shortens_the_prefix_the_others_are_asked_again():
+def test_where_one_shortens_the_prefix_the_others_are_asked_again(filled):
     """Without state 11, 11 blocks; there window 9 is missing, so 9; there state 8 is missing, so 8 blocks."""
-    store, prefix = filled()
+    store, prefix = filled
     for kind, index in ((Kind.STATE, 11), (Kind.WINDOW, 9), (Kind.STATE, 8)):
         lose(store, prefix, kind, index)
     records = CompanionRecords(store.tiers, both())
     assert records.last_end(prefix, 0, NUM_BLOCKS) == 8
     wanted = records.wanted(prefix, 0, store.asked(prefix, 0, NUM_BLOCKS))
     assert [one.kind for one in wanted] == [Kind.KV] * 8 + [Kind.STATE] + [Kind.WINDOW] * 3
-    store.tiers.close()
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_prefix_is_the_longest_that_all_can_go_on_after(seed):
-    chance, (store, prefix) = random.Random(seed), filled()
+def test_the_prefix_is_the_longest_that_all_can_go_on_after(filled, seed):
+    chance, (store, prefix) = random.Random(seed), filled
     for kind in (Kind.STATE, Kind.WINDOW):
         for index in chance.sample(range(NUM_BLOCKS), chance.randrange(NUM_BLOCKS)):
             lose(store, prefix, kind, index)
@@ -60,11 +60,10 @@ def test_the_prefix_is_the_longest_that_all_can_go_on_after(seed):
         records = CompanionRecords(store.tiers, companions)
         for start in range(NUM_BLOCKS):
             assert records.last_end(prefix, start, NUM_BLOCKS) == last_end(store, prefix, start)
-    store.tiers.close()
 
 
-def test_each_companion_gets_its_own_items_back():
-    store, prefix = filled()
+def test_each_companion_gets_its_own_items_back(filled):
+    store, prefix = filled
     companions = both()
     records = CompanionRecords(store.tiers, companions)
     wanted = records.wanted(prefix, 4, store.asked(prefix, 4, 9))
@@ -73,7 +72,6 @@ def test_each_companion_gets_its_own_items_back():
     for one, indices in zip(companions, ([8], [6, 7, 8]), strict=True):
         one.check(indices)
     assert not records.useful(wanted, found[:-1]), "without one item, nothing is of use"
-    store.tiers.close()
 
 
 def test_what_comes_with_blocks_is_counted_for_all():

@@ -37,10 +37,8 @@ class SlowWorld(World):
 
 
 @pytest.fixture
-def world():
-    world = SlowWorld()
-    yield world
-    world.close()
+def world(opened):
+    return opened(SlowWorld())
 
 
 RIGHT = {

@@ -4,18 +4,15 @@ from array import array
 from functools import partial
 
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from mini_engine.assembly.loading import load
 from mini_engine.checkpoint.shipped import shipped_checkpoint
-from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.memory import StateMemory
 from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
-from mini_engine.tiers.blocks import BlockBytes
 from mini_engine.tiers.companions import CompanionRecords
 from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.keys import Identity
@@ -40,22 +37,6 @@ def test_evicted_states_come_back_from_host_memory(engine_of):
         drain(engine)
         assert check_answers(requests, path, when) == expected, "up to the last checkpoint"
         engine.scheduler.manager.coordinator.clear()
-
-
-def test_a_slot_s_bytes_are_those_of_both_states_in_every_layer():
-    pool = GdnPool(2, 3, 2, 4, 6, 10, 4, dtype=torch.bfloat16, max_track_slots=1)
-    states = BlockBytes(*pool.parts)
-    pool.recurrent_state.normal_()
-    pool.conv_state.normal_()
-    before = [pool.recurrent_state.clone(), pool.conv_state.clone()]
-    [payload] = map(bytes, states.read([1]))
-    assert len(payload) == states.payload_bytes == 3 * (2 * 4 * 6 * 4 + 10 * 3 * 2)
-    states.write([2], [payload])
-    for now, then in zip((pool.recurrent_state, pool.conv_state), before, strict=True):
-        assert torch.equal(now[:, 2], then[:, 1]), "what is read from a slot is what another gets"
-        assert torch.equal(now[:, [0, 1, 3]], then[:, [0, 1, 3]]), "no other slot is written"
-    with pytest.raises(ValueError):
-        states.write([2], [payload[:-1]])
 
 
 SIZE, BLOCKS, MOST = 4, 24, 80

@@ -96,10 +96,8 @@ class World:
 
 
 @pytest.fixture
-def world():
-    world = World()
-    yield world
-    world.close()
+def world(opened):
+    return opened(World())
 
 
 def evict_all(world):

@@ -11,7 +11,6 @@ from typing import Any
 
 from tests.l7.service import Service
 
-START_SECONDS = 300.0  # Ray takes half a minute on a quiet machine
 PATIENCE = 120.0
 SAMPLE = re.compile(r'mini_engine_(\w+)\{.*?replica="(\d+)".*?\} (\S+)')
 

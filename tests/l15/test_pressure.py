@@ -62,14 +62,6 @@ def test_the_hit_becomes_shorter_and_then_the_whole_text_goes():
     assert seen == [(14, 40), (17, 36), (30, 0)], "spare windows go first, then the last block, then everything"
 
 
-def test_no_more_goes_than_is_needed():
-    """A block of the tree that has a window leaves three blocks: itself, and one in each of two groups."""
-    kv, tokens = Windows(6, 2, 31, 4, max_step=40), list(range(40))
-    serve(kv, "first", tokens, most=40)
-    kv.coordinator.prefixes._make_free(17)
-    assert (kv.allocator.num_free, kv.findable(tokens)) == (17, 36), "14 of spare windows, and 3 of the last block"
-
-
 def pressed(shape):
     """Return a manager with room for two or three texts."""
     window, num_groups, size, usable = shape

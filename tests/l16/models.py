@@ -50,26 +50,10 @@ FOUND = [(length - 1) // BLOCK * BLOCK for length in LENGTHS]  # of a prompt tha
 check_nothing_is_lost = support.check_no_block_is_lost
 
 
-def write(directory, **changes):
-    """Write a random checkpoint with transformers, its norms and biases not the trivial ones."""
-    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
-
-    torch.manual_seed(0)
-    hf = DeepseekV3ForCausalLM(DeepseekV3Config(**BASE | changes))
-    for name, parameter in hf.named_parameters():
-        if "norm" in name:
-            parameter.data.uniform_(0.5, 1.5)
-        elif name.endswith("bias"):
-            parameter.data.normal_(0, 0.2)
-    hf.save_pretrained(directory)
-
-
 @functools.cache
 def checkpoint(family: str = FIRST) -> Path:
     """Return the checkpoint of one family, written once per run."""
-    folder = new_folder()
-    write(folder, **FAMILIES[family])
-    return folder
+    return support.write_checkpoint(new_folder(), architecture="DeepseekV3", base=BASE, **FAMILIES[family])
 
 
 def load(family: str = FIRST, dtype=torch.float32):
