@@ -95,7 +95,7 @@ def test_a_model_with_a_tower_chats_and_refuses_images(tmp_path, architecture):
         shutil.copy(shipped_checkpoint("pocket") / name, path)
     picture = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
     with LLM(path, num_blocks=64) as llm:
-        with refused(UserError, "image_url text"):
+        with refused(UserError, "image_url parts"):
             llm.chat([{"role": "user", "content": picture}], progress=False)
         [answer] = llm.chat(
             [{"role": "user", "content": picture[:1]}], SamplingParams(temperature=0, max_tokens=4), progress=False
