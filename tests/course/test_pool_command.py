@@ -74,6 +74,13 @@ def test_room_that_windows_leave_empty_is_counted_and_said(capsys, tmp_path):
     assert f"{window['unused']:,} bytes" in run(capsys, tmp_path, config)[1]
 
 
+def test_of_a_model_with_windows_alone_the_first_layer_is_kept_whole(capsys, tmp_path):
+    config = QWEN | dict(model_type="mistral", num_hidden_layers=5, sliding_window=64)
+    found = json.loads(run(capsys, tmp_path, config, "--json")[1])
+    assert [(layer["kind"], layer["layers"]) for layer in found["layers"]] == [("full", 1), ("window", 4)]
+    assert found["first_layer_keeps_all"] and "kept whole" in run(capsys, tmp_path, config)[1]
+
+
 @pytest.mark.parametrize(
     ("options", "per_token"),
     [
