@@ -74,6 +74,32 @@ def test_room_that_windows_leave_empty_is_counted_and_said(capsys, tmp_path):
     assert f"{window['unused']:,} bytes" in run(capsys, tmp_path, config)[1]
 
 
+def test_of_a_model_with_windows_alone_the_first_layer_is_kept_whole(capsys, tmp_path):
+    config = QWEN | dict(model_type="mistral", num_hidden_layers=5, sliding_window=64)
+    found = json.loads(run(capsys, tmp_path, config, "--json")[1])
+    assert [(layer["kind"], layer["layers"]) for layer in found["layers"]] == [("full", 1), ("window", 4)]
+    assert found["first_layer_keeps_all"] and "kept whole" in run(capsys, tmp_path, config)[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "per_token"),
+    [
+        (["--kv-dtype", "int4"], 8 * (32 + 2 * 4)),
+        (["--kv-dtype", "int8"], 8 * (64 + 4)),
+        (["--dtype", "float32"], 2048),
+    ],
+)
+def test_the_dtypes_count(capsys, tmp_path, options, per_token):
+    """Eight vectors of 64 numbers a token; int4 has a step and a least for each 32, int8 one scale."""
+    found = json.loads(run(capsys, tmp_path, QWEN, "--json", *options)[1])
+    assert found["bytes_per_token"] == per_token
+
+
+def test_a_request_holds_whole_blocks(capsys, tmp_path):
+    found = json.loads(run(capsys, tmp_path, QWEN, "--json", "--tokens", "33", "--block-size", "32")[1])
+    assert found["requests"][0]["bytes"] == 64 * found["bytes_per_token"]
+
+
 def test_weights_leave_less_memory_for_kv(capsys, tmp_path):
     options = ("--json", "--tokens", "64", "--memory", "8MiB")
     before, after = (json.loads(run(capsys, tmp_path, QWEN, *options, *more)[1]) for more in ((), ("--after-weights",)))
