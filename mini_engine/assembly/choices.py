@@ -146,12 +146,12 @@ def runner_of(model: Any, storage: Storage, config: EngineConfig, group: Group, 
     """Return lesson 10's runner where device and kernel allow it, otherwise lesson 5's.
 
     Raises:
-        UserError: captured steps are asked for, and this kernel cannot be recorded.
+        UserError: captured steps are asked for, and this kernel or this model cannot be recorded.
     """
     eager = ModelRunner(model, storage.store, storage.plan, group)
     if capture is None and (config.cuda_graphs is False or storage.kv.device.type != "cuda"):
         return eager
-    from mini_engine.gpu.graphs import ExtrasInTurn, GraphRunner, can_record, runner_for
+    from mini_engine.gpu.graphs import ExtrasInTurn, GraphRunner, can_record, counts_on_host, runner_for
 
     extras = ExtrasInTurn([kind.rows() for kind in storage.kinds])
     if capture is not None:
@@ -162,4 +162,12 @@ def runner_of(model: Any, storage: Storage, config: EngineConfig, group: Group, 
             "captured; use kernel triton, or leave it out",
             param="cuda_graphs",
         )
+    if counts_on_host(model):
+        if config.cuda_graphs:
+            raise UserError(
+                "cuda_graphs is True, but the rows of each expert are counted on the host, which cannot be captured; "
+                "leave it out",
+                param="cuda_graphs",
+            )
+        return eager
     return runner_for(eager, config.max_num_seqs, extras)

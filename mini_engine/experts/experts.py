@@ -18,7 +18,10 @@ class Experts(nn.Module):
 
     Attributes:
         first: the number of the first expert here. In one process it is 0; a rank has a share of them.
+        recordable: False: how many rows each expert has is read on the host, so steps cannot be captured (lesson 10).
     """
+
+    recordable = False
 
     def __init__(
         self, num_experts: int, hidden_size: int, intermediate_size: int, act: Callable[[Tensor], Tensor] = F.silu

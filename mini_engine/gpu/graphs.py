@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mini_engine.base.errors import UserError
 from mini_engine.engine.runner import ModelRunner, Runner, Step, plan_step
@@ -281,6 +281,11 @@ class GraphRunner:
 def can_record(pool: Any) -> bool:
     """Return True if steps over this pool can be recorded: a GPU, and a kernel that leaves lengths on the device."""
     return pool.device.type == "cuda" and pool.kernel.recordable
+
+
+def counts_on_host(model: nn.Module) -> bool:
+    """Return True if a layer reads a value on the host, as a mixture of experts does: no step can be recorded."""
+    return not all(getattr(module, "recordable", True) for module in model.modules())
 
 
 def runner_for(eager: ModelRunner, max_rows: int, extras: Extras = NO_EXTRAS) -> Runner:

@@ -183,7 +183,12 @@ DEEPSEEK_V3_MOE: dict[str, dict[str, Any]] = {
 QWEN3_MOE: dict[str, dict[str, Any]] = {
     "every layer, 2 of 6": dict(num_experts=6, norm_topk_prob=True),
     "tied, every second layer, all but one of 4, weights as they are": dict(
-        num_experts=4, num_experts_per_tok=3, decoder_sparse_step=2, num_hidden_layers=4, tie_word_embeddings=True
+        num_experts=4,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        decoder_sparse_step=2,
+        num_hidden_layers=4,
+        tie_word_embeddings=True,
     ),
     "the last layer is dense, 1 of 16, with windows": dict(
         num_experts=16,

@@ -16,6 +16,7 @@ from mini_engine.model.kinds import Full, Window
 from tests.support import refused
 
 SHAPE = dict(vocab_size=160, hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4)
+ATTENDS = dict(full_attention_interval=3, num_key_value_heads=2)  # of three layers, Qwen3.5's last
 MLA = dict(num_key_value_heads="gone", first_k_dense_replace=3)  # latents, and no experts
 MOE = MLA | dict(first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=2, n_group=4)
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -44,6 +45,13 @@ def config_of(folder: Path, model_type: str, **changes: Any) -> Any:
         ("gemma3_text", {}, dict(head_dim=256, tie_word_embeddings=True, query_scale=1.0, eos_token_ids=(1,))),
         ("gemma3_text", dict(sliding_window_pattern=2), dict(layers=(Window(4096), Full(), Window(4096)))),
         ("gemma3_text", dict(head_dim=64), dict(query_scale=0.5)),
+        ("qwen3_moe", {}, dict(num_experts=128, num_experts_per_tok=8, norm_topk_prob=False, head_dim=12)),
+        ("qwen3_moe", dict(num_local_experts=9, mlp_only_layers=[1]), dict(routed_experts=9, mlp_only_layers=(1,))),
+        ("qwen3_moe", dict(sliding_window=7, mlp_only_layers=None), dict(layers=(Full(),) * 3)),
+        ("qwen3_moe", dict(use_sliding_window=True), dict(layers=(Window(4096),) * 3)),
+        ("qwen3_moe", dict(use_sliding_window=True, sliding_window=None), dict(layers=(Full(),) * 3)),
+        ("qwen3_5_moe_text", ATTENDS, dict(num_experts=256, num_experts_per_tok=8, intermediate_size=512)),
+        ("qwen3_5_moe", dict(text_config=SHAPE | ATTENDS | dict(num_experts=8)), dict(routed_experts=8)),
         ("youtu_llm", MLA, dict(rope_interleave=True, tie_word_embeddings=True, eos_token_ids=(), head_dim=64)),
         ("youtu_llm", MLA | dict(vocab_size=128_256), dict(eos_token_ids=(128_001,), max_position_embeddings=131_072)),
         ("deepseek_v2", MLA | dict(rope_interleave=False), dict(rope_interleave=True, eos_token_ids=(2,))),
@@ -95,10 +103,21 @@ def test_both_layouts_of_gemma_s_angles_mean_the_same(tmp_path, changes, scaling
         ("gemma3_text", dict(rope_parameters={FULL: 5}), "rope_parameters.full_attention = 5"),
         ("gemma3_text", dict(rope_scaling={"rope_type": "yarn", "factor": 2.0}), "rope_scaling.rope_type"),
         ("gemma3_text", dict(query_pre_attn_scalar=0), "query_pre_attn_scalar = 0"),
+        ("qwen3_moe", dict(num_experts=0), "num_experts = 0"),
+        ("qwen3_moe", dict(num_experts=4), "num_experts_per_tok = 8 num_experts = 4"),
+        ("qwen3_moe", dict(num_experts_per_tok=0), "num_experts_per_tok = 0"),
+        ("qwen3_moe", dict(moe_intermediate_size="768"), "moe_intermediate_size = '768'"),
+        ("qwen3_moe", dict(decoder_sparse_step=0), "decoder_sparse_step = 0"),
+        ("qwen3_moe", dict(mlp_only_layers=[0.5]), "mlp_only_layers.0 = 0.5"),
+        ("qwen3_moe", dict(use_sliding_window=True, sliding_window=1), "sliding_window = 1"),
+        ("qwen3_moe", dict(quantization_config={"quant_method": "fp8"}), "quantization_config"),
+        ("qwen3_5_moe", dict(text_config=5), "text_config = 5"),
+        ("qwen3_5_moe_text", dict(num_experts_per_tok=300, **ATTENDS), "num_experts_per_tok = 300 num_experts = 256"),
+        ("qwen3_5_moe_text", dict(shared_expert_intermediate_size=0), "shared_expert_intermediate_size = 0"),
         ("gemma3", {}, "text_config"),
         ("gemma3", dict(text_config=5), "text_config = 5"),
         ("gemma3", dict(text_config=SHAPE, quantization_config={"quant_method": "gptq"}), "quantization_config"),
-        ("gemma3", dict(text_config=SHAPE | dict(num_hidden_layers="gone")), "num_hidden_layers"),
+        ("gemma3", dict(text_config=SHAPE | dict(num_hidden_layers=0)), "num_hidden_layers = 0"),
         ("youtu", {}, "num_key_value_heads = 2 4"),
         ("youtu", MLA | dict(kv_lora_rank=0), "kv_lora_rank = 0"),
         ("youtu_llm", MLA | dict(rope_scaling=dict(type="linear", factor=2.0, mscale_all_dim=1.0)), "'linear' 'yarn'"),
