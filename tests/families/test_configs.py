@@ -117,7 +117,7 @@ def test_both_layouts_of_gemma_s_angles_mean_the_same(tmp_path, changes, scaling
         ("gemma3", {}, "text_config"),
         ("gemma3", dict(text_config=5), "text_config = 5"),
         ("gemma3", dict(text_config=SHAPE, quantization_config={"quant_method": "gptq"}), "quantization_config"),
-        ("gemma3", dict(text_config=SHAPE | dict(num_hidden_layers="gone")), "num_hidden_layers"),
+        ("gemma3", dict(text_config=SHAPE | dict(num_hidden_layers=0)), "num_hidden_layers = 0"),
         ("youtu", {}, "num_key_value_heads = 2 4"),
         ("youtu", MLA | dict(kv_lora_rank=0), "kv_lora_rank = 0"),
         ("youtu_llm", MLA | dict(rope_scaling=dict(type="linear", factor=2.0, mscale_all_dim=1.0)), "'linear' 'yarn'"),

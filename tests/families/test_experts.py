@@ -132,7 +132,7 @@ def test_a_router_chooses_the_most_probable_experts(normalize):
     torch.testing.assert_close(weights, want / want.sum(-1, keepdim=True) if normalize else want)
 
 
-@each
+@parametrized(some([model for model in SPARSE if "Qwen" in model.family]))
 def test_no_two_experts_are_nearly_as_probable(model):
     """Otherwise rounding, not the code, would decide which one a token of the suite passes."""
     gaps, texts = [], [[*prompt, *right(model, prompt, NEW)] for prompt in prompts_of(model)]
@@ -155,11 +155,12 @@ def test_no_two_experts_are_nearly_as_probable(model):
 
 
 def rewritten(model, directory, tensors=lambda found: found, config=lambda found: found):
-    """Copy a checkpoint with its files changed."""
-    shutil.copytree(model.path, directory)
+    """Copy a checkpoint to one file, changed."""
+    shutil.copytree(model.path, directory, ignore=shutil.ignore_patterns("*.safetensors*"))
     path, weights = directory / "config.json", directory / "model.safetensors"
     path.write_text(json.dumps(config(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
-    save_file({name: tensor.contiguous() for name, tensor in tensors(load_file(weights)).items()}, weights)
+    found = {name: tensor for file in model.path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    save_file({name: tensor.contiguous() for name, tensor in tensors(found).items()}, weights)
     return directory
 
 
@@ -198,6 +199,7 @@ def same_weights(one, other):
 @each
 def test_experts_in_one_tensor_are_those_in_many(model, tmp_path, capsys):
     together = rewritten(model, tmp_path / "together", in_one_tensor)
+    capsys.readouterr()  # of transformers, if it has just written the checkpoint
     assert same_weights(load(together, "float32", "cpu"), load(model.path, "float32", "cpu"))
     assert capsys.readouterr().err == ""
     one, many = (reader_of(directory).stored(directory) for directory in (together, model.path))
