@@ -1,4 +1,4 @@
-"""Course machinery. Groups the rows of a step by the expert that each was sent to."""
+"""Lesson 9. Groups the rows of a step by the expert that each was sent to: see the page *Experts*."""
 
 from typing import NamedTuple
 

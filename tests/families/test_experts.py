@@ -5,7 +5,6 @@ Protects readers from a checkpoint whose experts are swapped, lost or counted tw
 
 import json
 import shutil
-from itertools import pairwise
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from mini_engine.distributed.tensor_parallel.shard import RankCut, share_of, sha
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.experts.experts import Experts
 from mini_engine.experts.fast import experts_maker
-from mini_engine.experts.grouping import grouped
 from mini_engine.experts.router import SoftmaxRouter
 from mini_engine.gpu import graphs
 from mini_engine.kv.block_tensor import KvPool
@@ -62,16 +60,6 @@ def some_choices(num_tokens, k, seed=0):
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.rand(num_tokens, E, generator=generator).argsort(1)[:, :k]
     return torch.randn(num_tokens, H, generator=generator), chosen, torch.rand(num_tokens, k, generator=generator)
-
-
-@pytest.mark.parametrize("length", [0, 1, 7, 200])
-def test_choices_are_grouped_by_expert_in_their_order(length):
-    experts = torch.randint(7, (length,), generator=torch.Generator().manual_seed(length))
-    order, ends = grouped(experts, 5)
-    starts = [0, *ends.tolist()]
-    groups = [order[start:end].tolist() for start, end in pairwise(starts)]
-    assert groups == [(experts == expert).nonzero()[:, 0].tolist() for expert in range(5)], "5 and 6 are another's"
-    assert sorted(order.tolist()) == list(range(length))
 
 
 @pytest.mark.parametrize("backend", ["torch", "packed"])
