@@ -1,4 +1,4 @@
-"""Course machinery. The command `pool CONFIG_OR_ID`: what a model's KV cache costs. Reads config.json, and no weights."""
+"""Course machinery. The command `pool CONFIG_OR_ID`: what a model's KV cache costs, by config.json alone."""
 
 import argparse
 import json
