@@ -34,7 +34,7 @@ FIRST, ROOM = 104, 170  # where bars begin, and the longest
 class Model:
     """A published model, as lessons/models.toml has it.
 
-    config: settings by their names in config.json. parameters: their number, for a model that the engine does not run.
+    config: settings by their names in config.json; "null" for null.
     """
 
     name: str
@@ -42,15 +42,15 @@ class Model:
     source: str
     read: date
     config: dict[str, Any]
-    parameters: int | None = None
 
     @functools.cached_property
     def known(self) -> tuple[Any, Any]:
         """What `mini-engine pool` reads from the config: a shape, and the function that builds the model, or None."""
         from mini_engine.cli.pool import shape_of
 
+        settings = json.dumps(self.config).replace('"null"', "null")
         with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
+            (Path(folder) / "config.json").write_text(settings, encoding="utf-8")
             return shape_of(Path(folder))[:2]
 
     @property
@@ -81,14 +81,11 @@ class Model:
 
     @property
     def num_parameters(self) -> int:
-        """The number of its parameters, without a vision tower. ValueError: nothing says it."""
+        """The number of its parameters, without a vision tower; of a model that the engine runs."""
         from mini_engine.assembly.costs import count_parameters
 
         shape, build = self.known
-        count = self.parameters if build is None else count_parameters(build, shape)
-        if count is None:
-            raise ValueError(f"{DATA.name} has to say how many parameters {self.name} has")
-        return count
+        return count_parameters(build, shape)
 
 
 def models() -> list[Model]:
