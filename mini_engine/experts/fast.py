@@ -4,51 +4,53 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mini_engine.experts.experts import Experts, weighted_sum
+from mini_engine.experts.experts import Experts, in_turn, weighted_sum
 from mini_engine.experts.feed_forward import SparseFeedForward
+from mini_engine.experts.packed import PackedExperts
 from mini_engine.layers import native
 from mini_engine.layers.packed_layers import PackedLinear
 from mini_engine.layers.torch_layers import Join, TorchDecoderLayer, TorchFeedForward, TorchLinear
 
-Make = Callable[[Tensor], nn.Module]  # a linear layer that takes over a weight
+Make = Callable[[Experts], nn.Module]  # the fast form of a layer's experts, whose weights it takes over
 
 
-class FastExperts(nn.Module):
-    """Experts whose matrices are layers of their own.
+class TorchExperts(nn.Module):
+    """Experts whose matrices are torch's layers.
 
     Args:
-        experts: gives up its weights. linear: makes the layers.
+        experts: gives up its weights.
     """
 
-    def __init__(self, experts: Experts, linear: Make) -> None:
+    def __init__(self, experts: Experts) -> None:
         super().__init__()
-        self.first, self.act = experts.first, experts.act
-        self.gate_up = nn.ModuleList(map(linear, experts.gate_up_proj.data))
-        self.down = nn.ModuleList(map(linear, experts.down_proj.data))
+        self.first = experts.first
+        self.gate_up = nn.ModuleList(map(TorchLinear, experts.gate_up_proj.data))
+        self.down = nn.ModuleList(map(TorchLinear, experts.down_proj.data))
         del experts.gate_up_proj, experts.down_proj
 
     def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """Compute as `Experts` does."""
-        return weighted_sum(x, experts - self.first, weights, len(self.down), self.run)
+        return weighted_sum(x, experts - self.first, weights, len(self.down), partial(in_turn, self.run))
 
     def run(self, expert: int, rows: Tensor) -> Tensor:
         """Return the result of one of these experts, counted from the first, for some rows."""
         gate, up = self.gate_up[expert](rows).chunk(2, dim=-1)
-        return self.down[expert](self.act(gate) * up)
+        return self.down[expert](F.silu(gate) * up)
 
 
-def fast_feed_forward(mlp: Any, matrix: Join, linear: Make) -> nn.Module:
+def fast_feed_forward(mlp: Any, matrix: Join, experts: Make) -> nn.Module:
     """Return the fast form of a feed-forward block, with experts or without; it takes over the weights.
 
     Args:
-        matrix: makes one layer of several that share an input. linear: makes one of an expert's weight.
+        matrix: makes one layer of several that share an input. experts: makes the fast form of experts.
     """
     if not isinstance(mlp, SparseFeedForward):
         return TorchFeedForward(mlp, matrix)
     shared = None if mlp.shared_expert is None else TorchFeedForward(mlp.shared_expert, matrix)
-    return SparseFeedForward(mlp.gate, FastExperts(mlp.experts, linear), shared, mlp.shared_expert_gate)
+    return SparseFeedForward(mlp.gate, experts(mlp.experts), shared, mlp.shared_expert_gate)
 
 
 class SparseDecoderLayer(TorchDecoderLayer):
@@ -57,14 +59,14 @@ class SparseDecoderLayer(TorchDecoderLayer):
     Takes all rows of a step at once: for each piece of them, all experts would be read again.
     """
 
-    def __init__(self, *parts: Any, linear: Make) -> None:
-        super().__init__(*parts, feed_forward=partial(fast_feed_forward, linear=linear))
+    def __init__(self, *parts: Any, experts: Make) -> None:
+        super().__init__(*parts, feed_forward=partial(fast_feed_forward, experts=experts))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: Any, meta: Any, rows: Tensor | None = None) -> Tensor:
         """See `TorchDecoderLayer.forward`."""
         return self.finish(*self.mixed(x, cos, sin, kv, meta, rows))
 
 
-def linear_maker(functions: native.Functions | None) -> Make:
-    """Return what makes a linear layer of a weight: packed if there are functions for it, otherwise torch's."""
-    return TorchLinear if functions is None else partial(PackedLinear, functions)
+def experts_maker(functions: native.Functions | None) -> Make:
+    """Return what makes the fast form of experts: packed if there are functions for it, otherwise torch's."""
+    return TorchExperts if functions is None else partial(PackedExperts, linear=partial(PackedLinear, functions))

@@ -5,7 +5,7 @@ from functools import partial
 from torch import nn
 
 from mini_engine.experts.experts import Experts
-from mini_engine.experts.fast import SparseDecoderLayer, linear_maker
+from mini_engine.experts.fast import SparseDecoderLayer, experts_maker
 from mini_engine.experts.feed_forward import SparseFeedForward
 from mini_engine.families.deepseek_config import DeepseekConfig
 from mini_engine.families.deepseek_experts import GroupRouter
@@ -39,7 +39,9 @@ def deepseek_decoder(model: CausalLM, functions: native.Functions | None, exchan
     """Return the decoder with fast layers."""
     if not model.config.routed_experts:
         return latent_decoder(model, functions, exchange)
-    return latent_decoder(model, functions, exchange, layer=partial(SparseDecoderLayer, linear=linear_maker(functions)))
+    return latent_decoder(
+        model, functions, exchange, layer=partial(SparseDecoderLayer, experts=experts_maker(functions))
+    )
 
 
 def usual_name(stored: str) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mini_engine.checkpoint.config_schema import WIDTH, check, validator
 from mini_engine.experts.config import ExpertSizes, read_experts
 from mini_engine.experts.experts import Experts
-from mini_engine.experts.fast import Make, SparseDecoderLayer, fast_feed_forward, linear_maker
+from mini_engine.experts.fast import Make, SparseDecoderLayer, experts_maker, fast_feed_forward
 from mini_engine.experts.feed_forward import SparseFeedForward
 from mini_engine.experts.router import SoftmaxRouter
 from mini_engine.families.qwen3_5 import FAMILY as DENSE
@@ -61,9 +61,9 @@ def experts_of(config: HybridMoeConfig) -> nn.Module:
 class SparseHalf(nn.Module):
     """The second half of a layer over packed matrices: norm, experts and residual."""
 
-    def __init__(self, mlp: SparseFeedForward, norm: nn.Module, matrix: Join, step: NativeStep, linear: Make) -> None:
+    def __init__(self, mlp: SparseFeedForward, norm: nn.Module, matrix: Join, step: NativeStep, experts: Make) -> None:
         super().__init__()
-        self.norm, self.mlp = norm, fast_feed_forward(mlp, matrix, linear)
+        self.norm, self.mlp = norm, fast_feed_forward(mlp, matrix, experts)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x `[T, hidden_size]` with the output of the feed-forward block added."""
@@ -72,8 +72,8 @@ class SparseHalf(nn.Module):
 
 def decoder(model: CausalLM, functions: native.Functions | None, exchange: Exchange) -> TorchModel:
     """Return the decoder with fast layers."""
-    linear = linear_maker(functions)
-    layer, half = partial(SparseDecoderLayer, linear=linear), partial(SparseHalf, linear=linear)
+    experts = experts_maker(functions)
+    layer, half = partial(SparseDecoderLayer, experts=experts), partial(SparseHalf, experts=experts)
     return hybrid_decoder(model, functions, exchange, layer, half)
 
 

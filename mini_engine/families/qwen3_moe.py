@@ -12,7 +12,7 @@ from torch import nn
 from mini_engine.checkpoint.config_schema import FLAG, LENGTHS, ROTATION, SETTINGS, SHAPE, check_model, validator
 from mini_engine.experts.config import ExpertSizes, read_experts
 from mini_engine.experts.experts import Experts
-from mini_engine.experts.fast import SparseDecoderLayer, linear_maker
+from mini_engine.experts.fast import SparseDecoderLayer, experts_maker
 from mini_engine.experts.feed_forward import SparseFeedForward
 from mini_engine.experts.router import SoftmaxRouter
 from mini_engine.families.family import SHARED, Family
@@ -86,7 +86,7 @@ def experts_of(config: Qwen3MoeConfig) -> nn.Module:
 
 def qwen3_moe_decoder(model: CausalLM, functions: native.Functions | None, exchange: Exchange) -> TorchModel:
     """Return the decoder with fast layers."""
-    layer = partial(SparseDecoderLayer, linear=linear_maker(functions))
+    layer = partial(SparseDecoderLayer, experts=experts_maker(functions))
     return with_torch_layers(model, functions, exchange, layer=layer)
 
 
