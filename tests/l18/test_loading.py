@@ -13,6 +13,7 @@ from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.assembly.loading import reader_of
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint import stored as stored_module
+from mini_engine.checkpoint import tensor_files
 from mini_engine.checkpoint.stored import WHOLE, Stored
 from mini_engine.distributed.tensor_parallel.shard import RankCut
 from mini_engine.tiers.opening import identity, identity_of, stored_digest, weights_digest
@@ -41,7 +42,7 @@ class Watched:
 @pytest.fixture
 def reads(monkeypatch):
     """The bytes of each slice that is read from a checkpoint from now on, in pieces of PIECE bytes."""
-    noted, opened = [], stored_module.safe_open
+    noted, opened = [], tensor_files.safe_open
 
     class File:
         def __init__(self, file):
@@ -55,7 +56,7 @@ def reads(monkeypatch):
         with opened(path, framework=framework) as file:
             yield File(file)
 
-    monkeypatch.setattr(stored_module, "safe_open", safe_open)
+    monkeypatch.setattr(tensor_files, "safe_open", safe_open)
     monkeypatch.setattr(stored_module, "PIECE_BYTES", PIECE)
     return noted
 
