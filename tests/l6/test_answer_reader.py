@@ -1,5 +1,7 @@
 """Lesson 6. AnswerReader: its deltas add up to the whole text, however many tokens a step adds."""
 
+from functools import cache
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,10 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
 
-TOKENIZER = Tokenizer(POCKET_DIR)
+
+@cache
+def tokenizer():
+    return Tokenizer(POCKET_DIR)
 
 
 def read(token_ids, sizes, stop=()):
@@ -22,7 +27,7 @@ def read(token_ids, sizes, stop=()):
     request = Request("answer", [1, 2, 3], SamplingParams(stop=stop))
     request.prompt_logprobs, request.num_cached_tokens = [TokenLogprobs(0.5, []), TokenLogprobs(0.25, [])], 2
     request.logprobs = [TokenLogprobs(-float(i), []) for i in range(len(token_ids))]
-    reader, deltas, left = AnswerReader(request, TOKENIZER), [], list(token_ids)
+    reader, deltas, left = AnswerReader(request, tokenizer()), [], list(token_ids)
     for size in [*sizes, len(left)]:
         request.output_ids += left[:size]
         left = left[size:]
@@ -41,18 +46,18 @@ def text_of(deltas):
 
 @pytest.mark.parametrize("text", ["\ufffd", "so \ufffd it goes", "the end \ufffd", "EN\ufffd", "the EN", "😀 and E"])
 def test_the_deltas_add_up_to_the_whole_text_to_its_last_character(text):
-    token_ids = TOKENIZER.encode(text)
+    token_ids = tokenizer().encode(text)
     shown = text_of(read(token_ids, [1] * len(token_ids), stop="END"))
     assert shown == text, "at the end, show what was held back; U+FFFD is a character like any other"
 
 
 def test_an_answer_cut_inside_a_character_ends_in_one_replacement_character():
-    cut = TOKENIZER.encode("😀")[:-1]
-    assert text_of(read(cut, [1] * len(cut))) == "\ufffd" == TOKENIZER.decode(cut)
+    cut = tokenizer().encode("😀")[:-1]
+    assert text_of(read(cut, [1] * len(cut))) == "\ufffd" == tokenizer().decode(cut)
 
 
 def test_tokens_after_a_stop_string_in_the_same_step_are_left_out():
-    token_ids = TOKENIZER.encode("a END b")
+    token_ids = tokenizer().encode("a END b")
     *_, last = read(token_ids, [len(token_ids)], stop="END")
     assert (last.text, last.finish_reason) == ("a ", FinishReason.STOP)
     assert len(last.token_ids) < len(token_ids), "tokens after the stop string are not part of the answer"
@@ -64,7 +69,7 @@ def test_tokens_after_a_stop_string_in_the_same_step_are_left_out():
 )
 def test_the_text_does_not_depend_on_how_many_tokens_a_step_adds(token_ids, sizes):
     deltas = read(token_ids, sizes)
-    assert text_of(deltas) == TOKENIZER.decode(token_ids)
+    assert text_of(deltas) == tokenizer().decode(token_ids)
     assert [token for delta in deltas for token in delta.token_ids] == token_ids
 
 

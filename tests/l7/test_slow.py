@@ -7,7 +7,7 @@ import pytest
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import Job
 from mini_engine.kv.request_table import RequestTable
-from tests.l7.service import LONG, PATIENCE, Service, fail_once, greedy, read_answer, unchunked
+from tests.l7.service import LONG, PATIENCE, Service, greedy, read_answer, unchunked
 
 
 def in_time(call):
@@ -50,7 +50,15 @@ def test_a_client_that_does_not_read_holds_up_no_other(service: Service):
 
 
 def test_the_server_outlives_an_engine_that_fails(service: Service):
-    fail_once(service.engine.scheduler, "schedule", RuntimeError("the books do not balance"))
+    schedule, left = service.engine.scheduler.schedule, [1]
+
+    def fails_once():
+        if left:
+            left.pop()
+            raise RuntimeError("the books do not balance")
+        return schedule()
+
+    service.engine.scheduler.schedule = fails_once
     body = {"prompt": [1, 2], "max_tokens": 2}
     found = in_time(lambda: service.post("/v1/completions", body))
     assert found and service.worker.is_alive, (
