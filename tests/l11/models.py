@@ -5,8 +5,6 @@ from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.pocket.models import start_time_steps
-
 import pytest
 import torch
 
@@ -65,6 +63,8 @@ SELECTED = [family if family in QUICK else pytest.param(family, marks=pytest.mar
 
 def write_hybrid(directory: Path, seed: int = 0, architecture: str = "Qwen3_5", **changes) -> Path:
     """Write a random hybrid to `directory` with transformers, with Mamba's time steps and non-trivial norms."""
+    from scripts.pocket.models import start_time_steps
+
     import transformers
 
     torch.manual_seed(seed)
