@@ -17,7 +17,7 @@ class TierMachine(RuleBasedStateMachine):
     a request reads its own tokens as far as they are computed.
     """
 
-    def open(self, host, disk):
+    def start_tiers(self, host, disk):
         self.folder = tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True)
         self.host, self.directory = host, Path(self.folder.name) if disk else None
         self.count, self.alive = 0, {}

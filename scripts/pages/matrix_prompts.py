@@ -35,13 +35,14 @@ RANDOM: dict[str, Any] = dict(
 )
 LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA_3 |= {"original_max_position_embeddings": 32, "rope_theta": 5e5}
+LLAMA = {"num_hidden_layers": 4, "initializer_range": 0.1}  # the fewer layers, the less it matters that int4 rounds
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "initializer_range": 0.1}
 LATENTS = {"q_lora_rank": None, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 LATENTS |= {"num_key_value_heads": 4, "head_dim": 8}
 # the models that have no pocket of their own: their class in transformers, and what differs from RANDOM
 RANDOM_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "all kinds": ("Lfm3", {}),
-    "Llama": ("Llama", {"rope_parameters": LLAMA_3, "attention_bias": True, "initializer_range": 0.1}),
+    "Llama": ("Llama", LLAMA | {"rope_parameters": LLAMA_3, "attention_bias": True}),
     "Gemma 3": ("Gemma3Text", {"query_pre_attn_scalar": 16}),
     "Qwen3-MoE": ("Qwen3Moe", EXPERTS | {"num_experts": 8, "norm_topk_prob": True}),
     "DeepSeek-V2": ("DeepseekV2", LATENTS | EXPERTS | {"n_routed_experts": 8, "n_shared_experts": 1}),

@@ -42,7 +42,7 @@ def outside_path(link: str, page: str) -> str | None:
     if parts.scheme or parts.netloc or not parts.path or parts.path.startswith("/"):
         return None
     path = posixpath.normpath(posixpath.join(DOCS, posixpath.dirname(page), parts.path))
-    is_inside = path == DOCS or (path.startswith(DOCS + "/") and not path.endswith(".py"))
+    is_inside = path == DOCS or (path.startswith(DOCS + "/") and not path.endswith((".py", ".toml")))
     return None if is_inside else path
 
 

@@ -89,7 +89,7 @@ class HybridMachine(TierMachine):
 
     @initialize(host=st.sampled_from([4000, 10**7]), disk=st.booleans())
     def start(self, host, disk):
-        self.open(host, disk)
+        self.start_tiers(host, disk)
 
     def set_up(self):
         self.cells, self.ledger = Texts(), Ledger(3, 3)

@@ -97,7 +97,7 @@ class Machine(TierMachine):
     @initialize(host=st.sampled_from([6000, 10**7]), disk=st.booleans(), window=st.sampled_from([2, 5, 6, 9]))
     def start(self, host, disk, window):
         self.window = window
-        self.open(host, disk)
+        self.start_tiers(host, disk)
 
     def set_up(self):
         self.tiers = Tiers.of_size(self.directory, self.host, 10**8)

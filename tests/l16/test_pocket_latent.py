@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mini_engine.checkpoint.shipped import shipped_checkpoint
-from mini_engine.latents.latent_config import LatentConfig
+from mini_engine.families.deepseek_config import DeepseekConfig
 
 POCKET_LATENT_DIR = shipped_checkpoint("pocket-latent")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.reference  # about the shipped model, not about a task
 def test_it_caches_latents_in_dense_layers_only():
     config = json.loads((POCKET_LATENT_DIR / "config.json").read_text(encoding="utf-8"))
     assert config["first_k_dense_replace"] == config["num_hidden_layers"]
-    assert LatentConfig.from_dir(POCKET_LATENT_DIR).kv_bytes_per_token(torch.float32) == (64 + 32) * 6 * 4
+    assert DeepseekConfig.from_dir(POCKET_LATENT_DIR).kv_bytes_per_token(torch.float32) == (64 + 32) * 6 * 4
 
 
 @pytest.mark.nightly

@@ -213,7 +213,7 @@ def test_what_needs_text_is_refused_and_nothing_has_run(mute, ask, param):
     ("config", "values"),
     [
         ({"model_type": "gpt2"}, "config.json 'gpt2'"),
-        ({"model_type": "qwen3_5_moe", "text_config": {}}, "'qwen3_5_moe'"),
+        ({"model_type": "qwen3_next", "text_config": {}}, "'qwen3_next'"),
         ({"_class_name": "Pipeline"}, "config.json None"),
         (None, "config.json"),
     ],
