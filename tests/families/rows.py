@@ -235,7 +235,9 @@ ROWS = (
     Row("Qwen2.5", QWEN2, written_as("Qwen2", QWEN2), slides(QWEN2), is_kin=True),
     Row("Mistral", MISTRAL, written_as("Mistral", MISTRAL), slides(MISTRAL), is_kin=True),
     Row("Qwen3 with experts", QWEN3_MOE, written_as("Qwen3Moe", QWEN3_MOE), slides(QWEN3_MOE)),
-    Row("Qwen3.5 with experts", QWEN3_5_MOE, written_as("Qwen3_5Moe", QWEN3_5_MOE, hybrids.write_hybrid), INTERVAL),
+    Row(
+        "Qwen3.5 with experts", QWEN3_5_MOE, written_as("Qwen3_5Moe", QWEN3_5_MOE, hybrids.write_hybrid), INTERVAL, True
+    ),
     Row("Youtu", YOUTU, written_as("Youtu", YOUTU), is_kin=True),
     Row("DeepSeek-V2", DEEPSEEK_V2, written_as("DeepseekV2", DEEPSEEK_V2), is_kin=True),
     Row("DeepSeek-V2 with experts", DEEPSEEK_V2_MOE, written_as("DeepseekV2", DEEPSEEK_V2_MOE), is_kin=True),
@@ -249,7 +251,7 @@ MODELS = [[Model(row.name, shape, row) for shape in row.shapes] for row in ROWS]
 FIRST = [models[0] for models in MODELS if not models[0].row.is_kin]
 OTHERS = [model for models in MODELS for model in models if model not in FIRST]
 KIN = [model for model in OTHERS if model.row.is_kin]
-FIRST_KIN = [models[0] for models in MODELS if models[0] in KIN]
+FIRST_KIN = [models[0] for models in MODELS if models[0] in KIN and "tower" not in models[0].family]  # loaded otherwise
 ROUNDED = [Model(model.family, model.shape, model.row, kv_dtype) for model in FIRST for kv_dtype in FORMATS]
 
 

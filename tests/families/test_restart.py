@@ -21,10 +21,11 @@ from tests.families.engines import (
 )
 from tests.families.rows import (
     BLOCK,
+    FIRST,
     FORMATS,
+    OTHERS,
     ROUNDED,
     Model,
-    each_exact,
     each_family,
     each_format,
     nightly,
@@ -92,7 +93,7 @@ def another(model: Model) -> Model:
     return Model(model.family, shape, model.row, model.kv_dtype)
 
 
-@each_exact
+@parametrized(some(FIRST), some(OTHERS, nightly))
 @pytest.mark.parametrize("what", ["shape", "block size", "int4", pytest.param("int8", marks=nightly)])
 def test_another_engine_s_records_are_not_found(model, what, tmp_path):
     kept_by(model, tmp_path)
