@@ -10,7 +10,7 @@ import pytest
 from tests.costs import Key, times
 from tests.shards import parts_of
 
-BUDGET = {"": 180.0, "ci": 410.0}  # processor seconds of all tests without a mark, and of CI's
+BUDGET = {"": 150.0, "ci": 410.0}  # processor seconds of all tests without a mark, and of CI's
 
 
 @pytest.mark.parametrize("mark", BUDGET)
