@@ -64,4 +64,4 @@ def serve_tiny() -> Iterator[Callable[..., Any]]:
     """Return what starts lesson 7's test server with these options, until the test ends."""
     pytest.importorskip("fastapi", reason="needs the extra 'server'")
     with ExitStack() as stack:
-        yield lambda **options: stack.enter_context(importlib.import_module("tests.l7.service").Service(**options))
+        yield lambda **options: stack.enter_context(importlib.import_module("tests.shared.service").Service(**options))

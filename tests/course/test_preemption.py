@@ -21,7 +21,7 @@ from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager
 from tests.l5.helpers import StubRunner, expected_answer, greedy, stub_config
 from tests.l11.ledger import Hybrid
-from tests.l15.ledger import Windows
+from tests.shared.window_ledger import Windows
 
 pytestmark = pytest.mark.ci
 SIZE, BUDGET, CHUNK, PLACES = 4, 9, 7, 4

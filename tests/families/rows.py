@@ -15,10 +15,7 @@ import pytest
 from mini_engine.model.kinds import FULL
 from tests.families import towers
 from tests.families.towers import beside_a_tower
-from tests.l11 import models as hybrids
-from tests.l15 import lfm3
-from tests.l15 import models as windows
-from tests.l16 import models as latents
+from tests.shared import hybrids, latents, lfm3, windows
 from tests.support import FAMILIES, write_checkpoint
 
 BLOCK = 8  # tokens in a block, and

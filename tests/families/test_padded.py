@@ -19,7 +19,7 @@ from tests.families.engines import (
     whole,
 )
 from tests.families.rows import each_exact, each_format, nightly
-from tests.l10.gpu_helpers import Counting
+from tests.shared.gpu_helpers import Counting
 
 NEW = 10
 

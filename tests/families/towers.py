@@ -10,7 +10,7 @@ from scripts.pocket.models import start_time_steps
 
 import torch
 
-from tests.l11 import models as hybrids
+from tests.shared import hybrids
 from tests.support import BASE
 
 SHARDS = dict(max_shard_size="100KB")

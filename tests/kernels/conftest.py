@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.kernels.table import CPP, DTYPES, IN_PROCESS, ON_GPU, TRITON, Entry
-from tests.l3.pickled import Worker
+from tests.shared.pickled import Worker
 
 
 @pytest.fixture(scope="session")

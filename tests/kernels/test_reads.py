@@ -11,7 +11,7 @@ from mini_engine.latents import cpu as latent_cpu
 from mini_engine.windows.kernels import visible_batch
 from tests.kernels.cases import MIXED, NAN, int32, make_case
 from tests.kernels.table import WINDOWED, Entry
-from tests.l3.new_memory import NewMemory
+from tests.shared.new_memory import NewMemory
 
 
 def test_queries_may_lie_in_memory_as_a_product_left_them(kernel):

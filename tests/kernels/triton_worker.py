@@ -2,7 +2,7 @@
 
 import os
 
-from tests.l3.pickled import answer_calls
+from tests.shared.pickled import answer_calls
 
 os.environ["TRITON_INTERPRET"] = "1"
 

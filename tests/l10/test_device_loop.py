@@ -12,7 +12,7 @@ from mini_engine.base.errors import OutOfBlocks, UserError
 from mini_engine.families.qwen3 import load_model
 from mini_engine.gpu.graphs import CudaCapture, no_graph
 from mini_engine.pocket import POCKET_DIR
-from tests.l10.gpu_helpers import Counting, TapeCapture, recordable
+from tests.shared.gpu_helpers import Counting, TapeCapture, recordable
 from tests.support import FAMILIES, both, hf_greedy, some_ids
 
 FAMILY = "two, tied, wide heads"

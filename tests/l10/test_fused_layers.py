@@ -17,9 +17,9 @@ from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 from mini_engine.kv.no_cache import NoCache, Recompute
 from mini_engine.layers.fused_layers import FusedModel, fuse
 from mini_engine.pocket import POCKET_DIR
-from tests.l3.pickled import Worker
-from tests.l10 import plain_kernels
-from tests.l10.gpu_helpers import answers, graph_engine
+from tests.shared import plain_kernels
+from tests.shared.gpu_helpers import answers, graph_engine
+from tests.shared.pickled import Worker
 from tests.support import FAMILIES, both, checkpoint, hf_greedy, some_ids
 
 pytestmark = pytest.mark.reference

@@ -18,7 +18,7 @@ from mini_engine.gpu import graphs as graphs_module
 from mini_engine.gpu.graphs import CudaCapture, DecodeBuffers, GraphRunner, capture_sizes_up_to, no_graph, runner_for
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.pocket import POCKET_DIR
-from tests.l10.gpu_helpers import Counting, Decoding, TapeCapture, answers, graph_engine, recordable
+from tests.shared.gpu_helpers import Counting, Decoding, TapeCapture, answers, graph_engine, recordable
 from tests.support import FAMILIES, both, hf_greedy, some_ids
 
 FAMILY = "two, tied, wide heads"

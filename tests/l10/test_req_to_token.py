@@ -10,7 +10,7 @@ from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.base.errors import OutOfBlocks, UserError
 from mini_engine.engine.runner import plan_step
 from mini_engine.engine.scheduler import Chunk
-from tests.l10.gpu_helpers import Decoding, NoReading
+from tests.shared.gpu_helpers import Decoding, NoReading
 
 
 def slots_of(*numbers):

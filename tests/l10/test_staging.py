@@ -19,7 +19,7 @@ from mini_engine.gpu.graphs import CudaCapture, DecodeBuffers, GraphRunner, no_g
 from mini_engine.gpu.staging import ALIGNMENT, Staging, upload, uploaded
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.pocket import POCKET_DIR
-from tests.l10.gpu_helpers import Decoding
+from tests.shared.gpu_helpers import Decoding
 from tests.support import both
 
 FAMILY = "two, tied, wide heads"

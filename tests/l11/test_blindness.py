@@ -7,7 +7,7 @@ every sabotage below must change answers.
 import pytest
 import torch
 
-from tests.l11.models import greedy, hybrid
+from tests.shared.hybrids import greedy, hybrid
 from tests.support import ask, drain, some_ids
 
 pytestmark = [pytest.mark.reference, pytest.mark.ci]  # about the tests, not about a task

@@ -15,8 +15,8 @@ from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.kv import pool_maker
 from mini_engine.kv.block_tensor import KvPool
-from tests.l10.gpu_helpers import Counting, TapeCapture, masked_attention
-from tests.l11.models import SELECTED, both, check_nothing_is_lost, checkpoint, greedy, hybrid
+from tests.shared.gpu_helpers import Counting, TapeCapture, masked_attention
+from tests.shared.hybrids import SELECTED, both, check_nothing_is_lost, checkpoint, greedy, hybrid
 from tests.support import ask, check_answers, drain, some_ids
 
 NEW, FAMILY = 8, "every fourth attends"

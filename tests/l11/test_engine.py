@@ -14,7 +14,7 @@ from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.hybrid.plan import add_slots
 from mini_engine.hybrid.sizes import Slots, slots_in_budget
 from mini_engine.model.kinds import state_bytes
-from tests.l11.models import SELECTED, both, check_nothing_is_lost, checkpoint, hybrid
+from tests.shared.hybrids import SELECTED, both, check_nothing_is_lost, checkpoint, hybrid
 from tests.support import ask, check_answers, drain, some_ids
 
 NEW = 12

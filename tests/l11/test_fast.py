@@ -12,7 +12,7 @@ from mini_engine.hybrid.fast import hybrid_decoder, native_step_for
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.native import NativeStep
 from mini_engine.layers import speed_up
-from tests.l11.models import SELECTED, both, store_of
+from tests.shared.hybrids import SELECTED, both, store_of
 
 speed_up_hybrid = partial(speed_up, decoder=hybrid_decoder)
 FAMILY = "every fourth attends"

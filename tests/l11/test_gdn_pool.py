@@ -5,7 +5,7 @@ import torch
 
 from mini_engine.base.errors import UserError
 from mini_engine.hybrid.gdn_pool import PADDING_SLOT, GdnPool
-from tests.l8.trees import refused
+from tests.shared.trees import refused
 
 NAMES = ("recurrent", "convolution")
 SHAPE = dict(num_gdn_layers=3, num_v_heads=4, head_k_dim=5, head_v_dim=7, conv_dim=11, conv_kernel_size=4)

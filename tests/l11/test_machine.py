@@ -7,8 +7,8 @@ a checkpoint that is written twice, is noticed at once.
 import pytest
 
 from mini_engine.base.errors import OutOfBlocks
-from tests.l8.trees import check_tree
 from tests.l11.ledger import Hybrid, places
+from tests.shared.trees import check_tree
 from tests.worlds import World, played
 
 SIZE, USABLE, SLOTS, TRACK, INTERVAL = 4, 20, 4, 5, 8

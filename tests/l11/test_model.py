@@ -11,7 +11,7 @@ from mini_engine.families.qwen3 import load_model
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.hybrid.hybrid_config import LINEAR, HybridConfig
 from mini_engine.model.kinds import FULL, state_bytes
-from tests.l11.models import FAMILIES, checkpoint, first_logits
+from tests.shared.hybrids import FAMILIES, checkpoint, first_logits
 from tests.support import some_ids
 
 FAMILY = "every fourth attends"

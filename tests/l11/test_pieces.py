@@ -7,8 +7,8 @@ from mini_engine.hybrid.checkpoints import Checkpoints
 from mini_engine.hybrid.memory import StateHold
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import key_of
-from tests.l8.trees import refused
 from tests.l11.ledger import Ledger, manager
+from tests.shared.trees import refused
 
 PROMPT = list(range(100, 121))  # 21 tokens: five whole blocks of 4
 

@@ -14,7 +14,7 @@ from mini_engine.hybrid.model import GatedDeltaNet, GatedRMSNorm, ZeroCentredRMS
 from mini_engine.hybrid.plan import with_states
 from mini_engine.hybrid.store import HybridKv, HybridMeta
 from mini_engine.kv.block_tensor import ForwardMeta
-from tests.l11.models import both, checkpoint, first_logits, store_of
+from tests.shared.hybrids import both, checkpoint, first_logits, store_of
 from tests.support import some_ids
 
 FAMILY = "every fourth attends"

@@ -9,7 +9,7 @@ from scripts.smoke.arguments import pocket_dir
 import pytest
 
 from mini_engine.__main__ import main as mini_engine
-from tests.l11.models import checkpoint
+from tests.shared.hybrids import checkpoint
 
 FAMILY = "every third, four value heads a key head, wide keys"
 PROMPTS = ["--prompt-ids", "1,2,3,4,5,6,7,8,9,10", "--prompt-ids", "4", "--prompt-ids", "5,6,7,8,9"]

@@ -4,8 +4,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.l12.cells import PROMPTS
-from tests.l12.items import record
+from tests.shared.tier_cells import PROMPTS
+from tests.shared.tier_items import record
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from mini_engine.tiers.blocks import BlockBytes
-from tests.l12.cells import BLOCKS, SIZE
+from tests.shared.tier_cells import BLOCKS, SIZE
 
 
 class Mark:

@@ -4,7 +4,7 @@ import pytest
 
 from lessons.l12_tiers.compact import compact, moves, nodes
 from mini_engine.kv.cache_coordinator import caching_manager
-from tests.l12.cells import BLOCKS, SIZE, Cells, digests
+from tests.shared.tier_cells import BLOCKS, SIZE, Cells, digests
 
 pytestmark = pytest.mark.task(4)
 

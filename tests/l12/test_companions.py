@@ -9,8 +9,8 @@ from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.records import Kind
 from mini_engine.tiers.store import BlockStore, Prefix
 from mini_engine.tiers.tiers import Tiers
-from tests.l12.cells import SIZE, Cells
-from tests.l12.items import both
+from tests.shared.tier_cells import SIZE, Cells
+from tests.shared.tier_items import both
 
 pytestmark = pytest.mark.reference
 NUM_BLOCKS, WIDTH = 12, 4 * SIZE

@@ -11,9 +11,9 @@ from mini_engine.tiers.background import Background
 from mini_engine.tiers.blocks import BlockBytes
 from mini_engine.tiers.copies import BesideSteps, Copy, beside_steps
 from mini_engine.tiers.records import Kind, Record
-from tests.l12.cells import SIZE
 from tests.l12.device import DeviceCells, HeldCopier, SlowStream
 from tests.l12.test_manager import Machine, World, evict_all
+from tests.shared.tier_cells import SIZE
 from tests.support import thorough
 
 TEXT = list(range(3 * SIZE + 2))

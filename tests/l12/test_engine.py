@@ -13,7 +13,7 @@ from mini_engine.gpu.graphs import GraphRunner
 from mini_engine.kv.block_table import NULL_BLOCK
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.tiers.opening import digest_of
-from tests.l12.cells import PROMPTS
+from tests.shared.tier_cells import PROMPTS
 from tests.support import ask, refused, store_of
 
 

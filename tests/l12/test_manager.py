@@ -24,7 +24,7 @@ from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.store import ALWAYS, BlockStore, MinTokens
 from mini_engine.tiers.tiers import Tiers
-from tests.l12.cells import BLOCKS, SIZE, Cells, digests
+from tests.shared.tier_cells import BLOCKS, SIZE, Cells, digests
 from tests.support import thorough
 
 IDENTITY = Identity("weights", "config", "int64", SIZE)

@@ -11,7 +11,7 @@ from mini_engine.tiers.background import Background
 from mini_engine.tiers.disk import DiskTier
 from mini_engine.tiers.outage import MOST_FAILURES, RETRY_SECONDS
 from mini_engine.tiers.tiers import Tiers
-from tests.l12.items import SIZE, record, wanted
+from tests.shared.tier_items import SIZE, record, wanted
 
 pytest.importorskip("prometheus_client", reason="needs the extra 'server'")
 

@@ -14,7 +14,7 @@ from mini_engine.tiers import files
 from mini_engine.tiers.disk import DiskTier
 from mini_engine.tiers.records import CRC, BadRecord
 from mini_engine.tiers.seal import TAG_BYTES, KeyedSeal, seal_of
-from tests.l12.items import SIZE, record, wanted
+from tests.shared.tier_items import SIZE, record, wanted
 from tests.support import OneOf, refused, store_of
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="NOT CHECKED: Windows has no modes, owners or device files")

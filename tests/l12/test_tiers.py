@@ -21,7 +21,7 @@ from mini_engine.tiers.files import create
 from mini_engine.tiers.host import HostTier
 from mini_engine.tiers.outage import MOST_FAILURES
 from mini_engine.tiers.tiers import Tiers
-from tests.l12.items import SIZE, record, wanted
+from tests.shared.tier_items import SIZE, record, wanted
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0  # seconds after which a test gives up
@@ -136,7 +136,7 @@ def test_a_file_in_place_of_the_directory_is_one_sentence(tmp_path):
 WRITE_FOREVER = """
 import itertools, sys
 from pathlib import Path
-from tests.l12.items import record
+from tests.shared.tier_items import record
 from mini_engine.tiers.disk import DiskTier
 tier = DiskTier(Path(sys.argv[1]), 10**12)
 print("writing", flush=True)

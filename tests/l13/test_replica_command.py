@@ -18,9 +18,9 @@ from mini_engine.distributed.routing.retry import ReplicaLost
 from mini_engine.server.app import ServerApp
 from mini_engine.server.background import in_background
 from mini_engine.server.server_config import ServerConfig
-from tests.l7.service import Service as Client
-from tests.l7.service import read_answer
 from tests.l13.replicas import PROMPT, cluster, options
+from tests.shared.service import Service as Client
+from tests.shared.service import read_answer
 
 ONE_REPLICA = """
 import sys

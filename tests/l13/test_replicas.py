@@ -14,11 +14,10 @@ pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
 import torch
 
-from mini_engine.assembly.llm import LLM
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.pocket import POCKET_DIR
-from tests.l7.service import exchange, raw_request, read_answer, read_events
-from tests.l13.fleet_server import PATIENCE, FleetServer
+from tests.shared.fleet_server import PATIENCE, FleetServer
+from tests.shared.replica_answers import MOST_TOKENS, PROMPTS, answer, asked
+from tests.shared.service import raw_request, read_answer, read_events
 from tests.support import hf_greedy
 
 pytestmark = [
@@ -27,8 +26,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="finds the replicas' processes in /proc"),
 ]
 OPTIONS = ("--num-blocks", "400", "--max-num-seqs", "8", "--grace-seconds", "60")
-PROMPTS = [[5, 6, 7], [100, 200, 300, 400], [42], list(range(700, 740)), [9] * 17, [1000, 3]]
-MOST_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
@@ -43,27 +40,6 @@ def both(server):
     server.wait_until_all_alive()
     yield server
     server.wait_for("no replica has a request or holds a block", lambda: server.is_idle)
-
-
-@pytest.fixture(scope="module")
-def expected():
-    """The tokens of one engine in this process, by prompt."""
-    params = SamplingParams(temperature=0, max_tokens=MOST_TOKENS, ignore_eos=True)
-    with LLM() as llm:
-        return [done.token_ids for done in llm.generate(PROMPTS, params, progress=False)]
-
-
-def asked(prompt, max_tokens: int = MOST_TOKENS, **more) -> dict:
-    """A streamed greedy completion."""
-    fixed = {"temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True}
-    return fixed | {"prompt": prompt, "max_tokens": max_tokens} | more
-
-
-async def answer(server, body: dict) -> dict:
-    """Send a request and read all of its stream."""
-    status, content = await asyncio.wait_for(exchange(server, body), PATIENCE)
-    assert status == 200, f"{status}: {content}"
-    return read_answer(content)
 
 
 async def keep_asking(server, seed: int, stop: asyncio.Event) -> list[tuple[int, dict]]:

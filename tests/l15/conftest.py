@@ -14,6 +14,6 @@ def tiers():
 
 @pytest.fixture
 def kv(tiers):
-    from tests.l15.cells import connected
+    from tests.shared.window_cells import connected
 
     return connected(tiers)

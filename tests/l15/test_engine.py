@@ -6,7 +6,7 @@ from mini_engine.assembly.layout import kv_shape
 from mini_engine.base.errors import UserError
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.families.qwen3 import FAMILY as QWEN3
-from tests.l15.models import FAMILIES, checkpoint, engine_of
+from tests.shared.windows import FAMILIES, checkpoint, engine_of
 from tests.support import (
     ask,
     check_answers,

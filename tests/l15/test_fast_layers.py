@@ -17,7 +17,7 @@ from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.kv.direct import LayerCache
 from mini_engine.layers import native, speed_up
 from mini_engine.layers.fused_layers import fuse
-from tests.l10 import plain_kernels
+from tests.shared import plain_kernels
 from tests.support import random_model, refused, some_ids
 
 BLOCK, NUM_BLOCKS, NEW = 4, 40, 6

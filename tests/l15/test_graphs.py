@@ -7,8 +7,8 @@ from mini_engine.attention.contract import EVERY_KEY, Kernel
 from mini_engine.attention.registry import load_kernel
 from mini_engine.kv import pool_maker
 from mini_engine.windows import store
-from tests.l10.gpu_helpers import Counting, TapeCapture
-from tests.l15.models import checkpoint, engine_of
+from tests.shared.gpu_helpers import Counting, TapeCapture
+from tests.shared.windows import checkpoint, engine_of
 from tests.support import ask, check_answers, check_no_block_is_lost, drain, some_ids
 
 pytestmark = pytest.mark.reference  # no task is about this

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.windows.kept import KeptWindows
-from tests.l15.ledger import Windows, compute, serve
+from tests.shared.window_ledger import Windows, compute, serve
 
 SIZE = 4
 

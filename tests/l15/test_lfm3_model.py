@@ -10,7 +10,7 @@ from mini_engine.assembly.loading import reader_of
 from mini_engine.base.errors import UserError
 from mini_engine.families.lfm3_config import Lfm3Config
 from mini_engine.model.kinds import Full, State, Window, attending
-from tests.l15.lfm3 import checkpoint, load
+from tests.shared.lfm3 import checkpoint, load
 from tests.support import ask, drain, refused, some_ids
 
 pytestmark = pytest.mark.reference  # no task is about this

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from tests.l8.trees import check_tree, nodes
-from tests.l15.ledger import NULL, Windows
+from tests.shared.trees import check_tree, nodes
+from tests.shared.window_ledger import NULL, Windows
 from tests.worlds import World, played
 
 USABLE = 70

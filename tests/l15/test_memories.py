@@ -16,8 +16,8 @@ from mini_engine.kv.memories import Memories
 from mini_engine.kv.memory import CacheMemory
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
-from tests.l8.trees import check_tree
-from tests.l15.ledger import NULL, Windows, compute
+from tests.shared.trees import check_tree
+from tests.shared.window_ledger import NULL, Windows, compute
 from tests.support import thorough
 from tests.worlds import FAMILIES, Ledger, World
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.l15.ledger import NULL, Windows, begin, compute, remember, serve
+from tests.shared.window_ledger import NULL, Windows, begin, compute, remember, serve
 
 TEXT = list(range(40))
 

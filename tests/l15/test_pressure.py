@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mini_engine.kv.radix_node import TOKEN_BYTES
-from tests.l8.trees import check_tree
-from tests.l15.ledger import Windows, compute, serve
+from tests.shared.trees import check_tree
+from tests.shared.window_ledger import Windows, compute, serve
 
 SHAPES = [(6, 2, 4, 45), (2, 1, 4, 45), (9, 3, 4, 50), (5, 2, 1, 120), (17, 1, 16, 12)]  # W, groups, size, blocks
 FAMILIES = [random.Random(seed).choices(range(3), k=90) for seed in range(3)]

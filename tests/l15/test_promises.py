@@ -12,7 +12,7 @@ from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.windows.memory import WindowMemory
-from tests.l15.ledger import Windows, compute
+from tests.shared.window_ledger import Windows, compute
 from tests.support import must_raise
 
 

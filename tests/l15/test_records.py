@@ -1,6 +1,6 @@
 """Lesson 15. What a record of windows brings back, and into which blocks."""
 
-from tests.l15.ledger import serve
+from tests.shared.window_ledger import serve
 
 TEXT = list(range(42))
 

@@ -7,8 +7,8 @@ from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from mini_engine.tiers.records import Kind
 from mini_engine.tiers.tiers import Tiers
-from tests.l15.cells import GROUPS, POOL, Cells, connected
-from tests.l15.ledger import compute, serve
+from tests.shared.window_cells import GROUPS, POOL, Cells, connected
+from tests.shared.window_ledger import compute, serve
 from tests.support import thorough
 from tests.tiered import TierMachine
 

@@ -7,8 +7,19 @@ from torch.overrides import TorchFunctionMode
 
 from mini_engine.latents.attention import attend_blocks
 from mini_engine.latents.contract import as_it_is
-from tests.l3.new_memory import NewMemory
-from tests.l16.small import BLOCK_SIZE, HEADS, RANK, ROPE, close, over_latents, pack, pool_of, randoms, unpack
+from tests.shared.new_memory import NewMemory
+from tests.shared.small_latents import (
+    BLOCK_SIZE,
+    HEADS,
+    RANK,
+    ROPE,
+    close,
+    over_latents,
+    pack,
+    pool_of,
+    randoms,
+    unpack,
+)
 
 task = pytest.mark.task(4)
 SCALE = 0.3

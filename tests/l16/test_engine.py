@@ -16,7 +16,7 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.latents import store
 from mini_engine.latents.store import LatentKv
-from tests.l16.models import FAMILIES, LONG, NEW, PROMPTS, checkpoint, latents, load, model
+from tests.shared.latents import FAMILIES, LONG, NEW, PROMPTS, checkpoint, latents, load, model
 from tests.support import ask, check_answers, drain, hf_greedy, hugging_face, refused, some_ids
 
 pytestmark = pytest.mark.reference

@@ -10,8 +10,8 @@ from mini_engine.base.errors import UserError
 from mini_engine.latents.fast import latent_decoder
 from mini_engine.latents.model import latent_model
 from mini_engine.layers import native, speed_up
-from tests.l16.models import FAMILIES, ask, checkpoint, drain, latents, load
-from tests.l16.small import ROPE, SIZES, V, close, config_of, randoms
+from tests.shared.latents import FAMILIES, ask, checkpoint, drain, latents, load
+from tests.shared.small_latents import ROPE, SIZES, V, close, config_of, randoms
 from tests.support import hugging_face
 
 

@@ -9,7 +9,7 @@ from mini_engine.checkpoint.config import RopeScaling
 from mini_engine.latents.model import LatentAttention, latent_model, rotate_end
 from mini_engine.model.layers import RMSNorm
 from mini_engine.model.rope import RotaryEmbedding
-from tests.l16.small import HEADS, NOPE, RANK, ROPE, SIZES, V, attention, close, config_of, randoms
+from tests.shared.small_latents import HEADS, NOPE, RANK, ROPE, SIZES, V, attention, close, config_of, randoms
 
 LAYER = 1
 TOKENS = 7

@@ -13,7 +13,7 @@ from mini_engine.latents.reading import (
     multiplications,
 )
 from tests.l16.loops import loops
-from tests.l16.small import (
+from tests.shared.small_latents import (
     HEADS,
     NOPE,
     RANK,

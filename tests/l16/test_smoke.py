@@ -6,7 +6,7 @@ from scripts import l16_smoke
 
 import pytest
 
-from tests.l16.models import LONG, PROMPTS, checkpoint
+from tests.shared.latents import LONG, PROMPTS, checkpoint
 
 pytestmark = pytest.mark.reference
 IDS = [word for ids in (*PROMPTS, LONG[:64] * 2) for word in ("--prompt-ids", ",".join(map(str, ids)))]

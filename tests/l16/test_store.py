@@ -12,7 +12,7 @@ from mini_engine.latents import reading, store
 from mini_engine.latents.attention import reference_attention
 from mini_engine.latents.contract import LatentKernel, as_it_is
 from mini_engine.latents.store import LatentKv
-from tests.l16.small import (
+from tests.shared.small_latents import (
     BLOCK_SIZE,
     HEADS,
     NOPE,

@@ -5,10 +5,7 @@ import tempfile
 from pathlib import Path
 
 from mini_engine.assembly.loading import reader_of
-from tests.l11 import models as hybrids
-from tests.l15 import lfm3
-from tests.l15 import models as windows
-from tests.l16 import models as latents
+from tests.shared import hybrids, latents, lfm3, windows
 from tests.support import checkpoint, write_checkpoint
 
 # 131 is prime: the last rank's share of the vocabulary is always padded

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
-from tests.l13.fleet_server import FleetServer
-from tests.l13.test_replicas import PROMPTS, answer, asked, expected
 from tests.processes import spawned_by
+from tests.shared.fleet_server import FleetServer
+from tests.shared.replica_answers import PROMPTS, answer, asked, expected
 
 pytestmark = [
     pytest.mark.nightly,

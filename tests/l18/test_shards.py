@@ -20,10 +20,10 @@ from mini_engine.distributed.tensor_parallel.shard import (
     shared_by,
 )
 from mini_engine.kv.no_cache import NoCache, Recompute
-from tests.l11 import models as hybrids
 from tests.l18 import families
 from tests.l18.families import load, path_of
 from tests.l18.ranks import answers, in_threads, part
+from tests.shared import hybrids
 from tests.support import refused
 
 OPTIONS = {"num_blocks": 60, "block_size": 8, "kernel": "torch"}

@@ -13,7 +13,6 @@ from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.families.qwen3 import load_model
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.pocket import POCKET_DIR
-from tests.l15.pocket import directory as windows_directory
 from tests.l18.families import load, path_of
 from tests.l18.ranks import Wire, answers, engine_over, follow, part
 
@@ -115,7 +114,7 @@ def test_another_rank_makes_the_pool_that_it_is_told(kv_dtype):
 
 def test_windows_make_pools_of_one_group_s_layers():
     """Two full layers and four windows: blocks of two layers."""
-    wire = Wire(part(windows_directory(), 0, 2))
+    wire = Wire(part(shipped_checkpoint("pocket-windows"), 0, 2))
     pool = engine_over(wire, **OPTIONS, backend="reference", kernel="torch").runner.pool
     [size] = [message for message in wire.sent if isinstance(message, PoolSize)]
     assert size.maker.config.num_hidden_layers == len(pool.K) == 2

@@ -8,7 +8,7 @@ from mini_engine.handover.receiver import ReceivingConnector
 from mini_engine.handover.sender import SendingConnector
 from mini_engine.handover.stage import TRANSITIONS, BrokenProtocol, Event, Stage, State
 from mini_engine.handover.transfers import Transfers
-from tests.l12.cells import SIZE, Cells, digests
+from tests.shared.tier_cells import SIZE, Cells, digests
 
 
 class Memory:

@@ -8,8 +8,8 @@ from mini_engine.kv.connector import NOTHING, KvConnector, Matched
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.prefixes import Stored
 from mini_engine.kv.radix_node import key_of
-from tests.l12.cells import BLOCKS, SIZE, digests
 from tests.l19.parts import Receiver
+from tests.shared.tier_cells import BLOCKS, SIZE, digests
 
 TEXT = list(range(50, 50 + 4 * SIZE + 1))
 

@@ -6,9 +6,9 @@ from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.handover.extras import ExtraBuffers
 from mini_engine.handover.opening import worker_config
 from mini_engine.windows.companion import WindowCompanion
-from tests.l12.items import both
-from tests.l15.cells import Cells
-from tests.l15.ledger import Windows, compute, serve
+from tests.shared.tier_items import both
+from tests.shared.window_cells import Cells
+from tests.shared.window_ledger import Windows, compute, serve
 
 WINDOW, GROUPS, SIZE = 6, 2, 4
 TEXT = list(range(25))

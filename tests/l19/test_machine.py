@@ -33,8 +33,8 @@ from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.prefixes import Stored
 from mini_engine.kv.radix_node import key_of
-from tests.l12.cells import BLOCKS, SIZE, Cells, digests
 from tests.l19.parts import StateOfText, stage_of
+from tests.shared.tier_cells import BLOCKS, SIZE, Cells, digests
 from tests.support import OneOf
 
 FAMILIES = [random.Random(seed).choices(range(2), k=40) for seed in range(3)]

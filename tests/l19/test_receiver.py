@@ -10,8 +10,8 @@ from mini_engine.handover.transfers import Transfer
 from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.connector import NO_MATCH
 from mini_engine.kv.prefix_cache import PrefixCache
-from tests.l12.cells import BLOCKS, SIZE, digests
 from tests.l19.parts import Receiver, StateOfText, block_of
+from tests.shared.tier_cells import BLOCKS, SIZE, digests
 
 TEXT = list(range(50, 50 + 4 * SIZE + 1))  # four blocks, and the token that is computed here
 

@@ -26,9 +26,9 @@ from mini_engine.server.app import create_app
 from mini_engine.server.background import in_background
 from mini_engine.server.metrics import Metrics, TierMetrics
 from mini_engine.server.server_config import ServerConfig
-from tests.l7.service import PATIENCE, Service, Unwritten, exchange, read_answer
-from tests.l7.test_drain import Process, serving
 from tests.processes import is_alive, posix, spawned_by
+from tests.shared.service import PATIENCE, Service, Unwritten, exchange, read_answer
+from tests.shared.serving import Process, serving
 
 nightly = pytest.mark.nightly
 pytestmark = pytest.mark.reference  # no task is about this
@@ -233,7 +233,7 @@ async def get(server: Process, path: str) -> str:
 @posix
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'distributed'")
 def test_each_replica_has_workers_of_its_own(expected):
-    from tests.l13.fleet_server import FleetServer
+    from tests.shared.fleet_server import FleetServer
 
     options = ("--num-blocks", "400", "--block-size", "8", "--handover-min-tokens", "0")
     with FleetServer("--prefill-workers", "1", *options) as server:

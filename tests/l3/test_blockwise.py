@@ -7,7 +7,7 @@ import torch
 
 from mini_engine.attention.blockwise import paged_attention
 from mini_engine.attention.contract import Batch
-from tests.l3.new_memory import NewMemory
+from tests.shared.new_memory import NewMemory
 from tests.support import oracle
 
 pytestmark = pytest.mark.task(7)

@@ -12,7 +12,7 @@ pytest.importorskip("fastapi", reason="needs the extra 'server'")
 from mini_engine.cli import serve
 from mini_engine.cli.parser import OneLineParser
 from mini_engine.server.hardening.guard import GuardedProtocol
-from tests.l7.service import Service, Unwritten
+from tests.shared.service import Service, Unwritten
 
 
 @pytest.hookimpl(wrapper=True)

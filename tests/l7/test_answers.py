@@ -15,7 +15,7 @@ from mini_engine.server.errors import ApiError
 from mini_engine.server.protocol import CompletionRequest
 from mini_engine.server.reply import AnswerTokens, Reply, finish_reason, usage
 from mini_engine.server.reply_formats import ChatFormat, CompletionFormat
-from tests.l7.service import flat, tokenizer
+from tests.shared.service import flat, tokenizer
 from tests.support import must_raise
 
 PARIS, DOT = tokenizer().encode(" Paris.")

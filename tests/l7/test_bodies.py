@@ -17,7 +17,7 @@ from mini_engine.server.json_text import MAX_VALUES, num_values
 from mini_engine.server.protocol import CompletionRequest
 from mini_engine.server.responses_protocol import ResponsesRequest
 from mini_engine.server.server_config import ServerConfig
-from tests.l7.service import Service
+from tests.shared.service import Service
 
 pytestmark = pytest.mark.reference  # no task is about this
 

@@ -15,8 +15,8 @@ from mini_engine.server.hardening import connections
 from mini_engine.server.hardening.connections import room_for_connections
 from mini_engine.server.hardening.guard import GuardedProtocol
 from mini_engine.server.listening import QUEUE
-from tests.l7.processes import Process, serving
-from tests.l7.service import PATIENCE, Service, exchange, listening, raw_request, read_all
+from tests.shared.service import PATIENCE, Service, exchange, listening, raw_request, read_all
+from tests.shared.serving import Process, serving
 
 pytestmark = pytest.mark.reference  # no task is about this
 

@@ -12,7 +12,7 @@ from mini_engine.server.background import DrainingServer
 from mini_engine.server.description import REFUSALS
 from mini_engine.server.hardening import ending
 from tests.l7.forms import ADD
-from tests.l7.service import Service
+from tests.shared.service import Service
 
 pytestmark = pytest.mark.reference  # no task is about this
 

@@ -6,7 +6,7 @@ import pytest
 
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.server.disconnect import ClientGone, unless_gone
-from tests.l7.service import PATIENCE, Service
+from tests.shared.service import PATIENCE, Service
 
 ENDLESS = {"prompt": [5, 6, 7], "max_tokens": 480, "temperature": 0}
 

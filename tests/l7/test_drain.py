@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from mini_engine.__main__ import main
-from tests.l7.processes import ROOT, Process, path_with, serving
-from tests.l7.service import LONG, PATIENCE, Service, exchange, read_answer
+from tests.shared.service import LONG, PATIENCE, Service, exchange, read_answer
+from tests.shared.serving import ROOT, Process, path_with, serving
 
 # At its end the process says how many objects the garbage collector leaves alone, and whether it met llguidance.
 REPORT = "str(gc.get_freeze_count()), str('llguidance' in sys.modules)"

@@ -8,8 +8,8 @@ import urllib.request
 
 import pytest
 
-from tests.l7.processes import Process, serving
-from tests.l7.service import LONG, PATIENCE, Service, raw_request
+from tests.shared.service import LONG, PATIENCE, Service, raw_request
+from tests.shared.serving import Process, serving
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to handle")
 HANG = "import threading; hang = lambda *given, **options: threading.Event().wait();"

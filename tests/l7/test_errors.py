@@ -11,7 +11,7 @@ from mini_engine.server import errors
 from mini_engine.server.chat_protocol import ChatRequest
 from mini_engine.server.errors import ApiError, as_api_error, refusal
 from mini_engine.server.protocol import CompletionRequest
-from tests.l7.service import Service
+from tests.shared.service import Service
 
 ALL = {"prompt": "one", "max_tokens": 1}
 CHAT = {"messages": [{"role": "user", "content": "one"}], "max_tokens": 1}

@@ -9,7 +9,7 @@ from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.server.errors import ApiError
 from mini_engine.server.json_text import to_json
 from tests.l7.forms import ADD
-from tests.l7.service import Service, greedy, their_model, tokenizer
+from tests.shared.service import Service, greedy, their_model, tokenizer
 
 pytestmark = pytest.mark.reference  # no task is about this
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mini_engine.server.chat_protocol import ChatRequest
 from mini_engine.server.protocol import CompletionRequest
-from tests.l7.service import Service
+from tests.shared.service import Service
 from tests.support import OneOf
 
 pytestmark = pytest.mark.reference  # no task is about this

@@ -10,7 +10,7 @@ import pytest
 
 from mini_engine.server.hardening import guard
 from mini_engine.server.hardening.guard import GuardedProtocol
-from tests.l7.service import PATIENCE, Service, read_all
+from tests.shared.service import PATIENCE, Service, read_all
 
 reference = pytest.mark.reference  # no task is about these
 

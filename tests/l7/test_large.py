@@ -11,7 +11,7 @@ from mini_engine.server.errors import ApiError
 from mini_engine.server.hardening import bodies
 from mini_engine.server.json_text import to_json, to_json_in_pieces
 from tests.l7.forms import tool
-from tests.l7.service import PATIENCE, Service, held
+from tests.shared.service import PATIENCE, Service, held
 
 pytestmark = pytest.mark.reference  # no task is about this
 

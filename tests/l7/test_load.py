@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.l7.service import LONG, PATIENCE, Service, exchange, greedy, raw_request, read_answer
+from tests.shared.service import LONG, PATIENCE, Service, exchange, greedy, raw_request, read_answer
 
 pytestmark = pytest.mark.reference  # no task is about this
 

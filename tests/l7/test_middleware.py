@@ -14,7 +14,7 @@ from mini_engine.server.hardening.bodies import BodyLimit
 from mini_engine.server.listening import listen
 from mini_engine.server.middleware import ApiKey, Drain
 from mini_engine.server.server_config import ServerConfig
-from tests.l7.service import PATIENCE, Service, exchange, held, listening, read_answer
+from tests.shared.service import PATIENCE, Service, exchange, held, listening, read_answer
 from tests.support import refused
 
 SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}

@@ -10,7 +10,7 @@ from mini_engine.grammars.output_forms import OPEN
 from mini_engine.server.background import DrainingServer, draining_on_hangup
 from mini_engine.server.tool_calls import CallReader
 from tests.l7.forms import ADD
-from tests.l7.service import Service
+from tests.shared.service import Service
 
 pytestmark = pytest.mark.reference  # no task is about this
 

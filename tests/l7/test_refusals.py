@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("llguidance", reason="needs the extra 'server'")
 
 from tests.l7.forms import ADD, BAD_SCHEMAS, DIGIT, as_schema
-from tests.l7.service import Service
+from tests.shared.service import Service
 
 pytestmark = pytest.mark.reference  # no task is about this
 

@@ -7,7 +7,7 @@ import pytest
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.request import FinishReason
 from tests.l7.forms import DIGIT, is_digit
-from tests.l7.service import Service, fail_once, greedy, read_events, tokenizer
+from tests.shared.service import Service, fail_once, greedy, read_events, tokenizer
 
 pytestmark = pytest.mark.reference  # no task is about this
 

@@ -6,7 +6,7 @@ import pytest
 
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.server.metrics import Metrics
-from tests.l7.service import LONG, Service, fail_once, flat, greedy, their_model, tokenizer
+from tests.shared.service import LONG, Service, fail_once, flat, greedy, their_model, tokenizer
 from tests.support import hf_greedy, imported_by
 
 PROMPTS = [[5, 6, 7], [100, 200, 300, 400, 500], [42], list(range(700, 760))]

@@ -8,7 +8,7 @@ import pytest
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import Job
 from mini_engine.kv.request_table import RequestTable
-from tests.l7.service import LONG, PATIENCE, Service, greedy, read_answer, unchunked
+from tests.shared.service import LONG, PATIENCE, Service, greedy, read_answer, unchunked
 
 
 def in_time(call, while_true=lambda: True):

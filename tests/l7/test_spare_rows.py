@@ -3,7 +3,7 @@
 import pytest
 
 from tests.l7.forms import as_schema
-from tests.l7.service import tokenizer
+from tests.shared.service import tokenizer
 from tests.support import random_model
 
 pytestmark = pytest.mark.reference  # no task is about this

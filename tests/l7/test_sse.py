@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mini_engine.server.errors import ApiError
 from mini_engine.server.sse import COMMENT, EventStream, event
-from tests.l7.service import PATIENCE, Service, held, raw_request, read_all, read_events
+from tests.shared.service import PATIENCE, Service, held, raw_request, read_all, read_events
 
 
 @pytest.mark.task(1)

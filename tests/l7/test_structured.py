@@ -11,7 +11,7 @@ from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.grammars.schemas import closed
 from mini_engine.server.tool_calls import CallReader
 from tests.l7.forms import BAD_SCHEMAS, DIGIT, TOWN, as_schema, is_digit, is_town, tool
-from tests.l7.service import Service, greedy, read_events, tokenizer
+from tests.shared.service import Service, greedy, read_events, tokenizer
 
 pytestmark = pytest.mark.reference  # no task is about this
 

@@ -9,7 +9,7 @@ pytest.importorskip("llguidance", reason="needs the extra 'server'")
 
 from mini_engine.grammars.output_forms import as_regex
 from tests.l7.forms import ADD, DIGIT, as_schema, is_digit
-from tests.l7.service import Service, greedy, tokenizer
+from tests.shared.service import Service, greedy, tokenizer
 from tests.support import OneOf
 
 pytestmark = [pytest.mark.reference, pytest.mark.ci]  # no task is about this

@@ -10,7 +10,7 @@ from mini_engine.base.errors import UserError
 from mini_engine.cli import serve
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
-from tests.l7.service import Service
+from tests.shared.service import Service
 
 pytestmark = pytest.mark.reference  # no task is about this
 

@@ -18,7 +18,7 @@ from mini_engine.grammars.tool_schemas import ANY_OBJECT, MAX_TRIALS, of_object,
 from mini_engine.server.tool_calls import CallReader
 from mini_engine.text.tokenizer import Tokenizer
 from tests.l7.forms import ADD, BAD_SCHEMAS, BOTH, INTEGER, nested, tool
-from tests.l7.service import Service, tokenizer
+from tests.shared.service import Service, tokenizer
 
 pytestmark = [pytest.mark.reference, pytest.mark.ci]  # no task is about this
 

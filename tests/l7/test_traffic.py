@@ -10,7 +10,7 @@ import pytest
 from mini_engine.server.hardening import traffic
 from mini_engine.server.hardening.connections import AcceptErrors
 from mini_engine.server.hardening.traffic import LineASecond, Traffic
-from tests.l7.service import PATIENCE, Service, raw_request, read_all
+from tests.shared.service import PATIENCE, Service, raw_request, read_all
 
 pytestmark = pytest.mark.reference  # no task is about this
 

@@ -10,7 +10,7 @@ from mini_engine.engine.jobs import Job
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.turns import TURNS, give_place, in_turn
-from tests.l7.service import Service, greedy
+from tests.shared.service import Service, greedy
 
 pytestmark = pytest.mark.reference  # no task is about this
 

@@ -15,7 +15,7 @@ from mini_engine.engine.scheduler import Chunk
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.cache_coordinator import caching_manager
-from tests.l8.trees import contents
+from tests.shared.trees import contents
 from tests.support import both, hf_greedy, some_ids
 
 FAMILY = "one query a key head, untied"

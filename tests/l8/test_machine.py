@@ -17,7 +17,7 @@ from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.eviction import FIFO, LFU, LRU
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import key_of
-from tests.l8.trees import check_tree, contents, nodes
+from tests.shared.trees import check_tree, contents, nodes
 
 SIZE, USABLE = 4, 24
 FAMILIES = [random.Random(seed).choices(range(2), k=60) for seed in range(3)]

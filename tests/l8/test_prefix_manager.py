@@ -12,7 +12,7 @@ from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import TOKEN_BYTES, Match, Node, key_of
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.kv.request_table import RequestTable
-from tests.l8.trees import SIZE, contents, hang, refused, tokens
+from tests.shared.trees import SIZE, contents, hang, refused, tokens
 
 
 class StubTree:

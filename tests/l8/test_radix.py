@@ -13,7 +13,7 @@ from mini_engine.kv.eviction import FIFO, LFU, LRU
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import Node, key_of
 from tests import support
-from tests.l8.trees import SIZE, Contended, check_tree, contents, hang, nodes, refused, small_tree, tokens
+from tests.shared.trees import SIZE, Contended, check_tree, contents, hang, nodes, refused, small_tree, tokens
 
 
 class Holder:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mini_engine.kv.refcount import RefCountedAllocator
-from tests.l8.trees import Contended, refused
+from tests.shared.trees import Contended, refused
 
 
 def holding(counts, num_blocks=8):

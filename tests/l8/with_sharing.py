@@ -7,7 +7,7 @@ block belongs to one request, this plugin requires that each block's count equal
 from mini_engine.engine.engine import Engine
 from mini_engine.kv.cache_coordinator import caching_manager
 from tests import stubs
-from tests.l8.trees import check_tree, nodes
+from tests.shared.trees import check_tree, nodes
 
 
 def check_books(engine):

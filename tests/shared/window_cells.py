@@ -4,7 +4,7 @@ from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.store import BlockStore
 from mini_engine.windows.companion import WindowCompanion
-from tests.l15.ledger import Windows
+from tests.shared.window_ledger import Windows
 
 SIZE, W, GROUPS, MOST, POOL = 4, 6, 2, 80, 70
 

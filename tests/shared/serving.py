@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.l7.service import PATIENCE
+from tests.shared.service import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = "from mini_engine.cli import serve; from mini_engine.cli.parser import OneLineParser, guard; import sys;" + (

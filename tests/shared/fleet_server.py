@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.l7.service import Service
+from tests.shared.service import Service
 
 PATIENCE = 120.0
 SAMPLE = re.compile(r'mini_engine_(\w+)\{.*?replica="(\d+)".*?\} (\S+)')
 
 
 class FleetServer(Service):
-    """The command as a user runs it; requests go through `post`, `get` and tests.l7.service.exchange."""
+    """The command as a user runs it; requests go through `post`, `get` and tests.shared.service.exchange."""
 
     def __init__(self, *options: str) -> None:
         command = [sys.executable, "-m", "mini_engine", "serve", "--replicas", "2", "--port", "0", *options]
