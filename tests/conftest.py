@@ -18,6 +18,9 @@ from hypothesis.internal.conjecture import providers
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where a test asks for more threads, they wait without spinning
 
+# transformers shows on stderr how it writes a checkpoint, which some tests write first and others find.
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
 # torch and transformers make half a million objects that stay: collect seldom, and not once more at the end.
 gc.set_threshold(100_000, 50, 100)
 atexit.register(gc.freeze)
