@@ -75,6 +75,14 @@ def printed(verdict: Verdict) -> str:
     return console.file.getvalue()
 
 
+@pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if lesson.id in ANSWERS], ids=lambda lesson: lesson.id)
+def test_every_answer_can_be_written_into_the_reference(lesson, tmp_path):
+    sources = {file.module: file.reference_source for file in student_files(lesson, Places(PLACES.root, tmp_path))}
+    for answer in (*ANSWERS[lesson.id].right, *ANSWERS[lesson.id].wrong):
+        written = apply(lesson, [answer], sources)  # CourseError: what it changes is not there any more
+        assert written != sources, f"{answer.name!r} of task {answer.task} is the reference"
+
+
 @pytest.mark.nightly
 @each_round
 @ahead(run_round)

@@ -181,6 +181,16 @@ def test_each_task_alone_makes_its_tests_pass(lesson, task, found):
     assert found.results and not found.count("failed", "hung", "not run"), failures(found)
 
 
+def test_the_code_that_a_pitfall_changes_is_in_its_module_once():
+    bugs = [
+        (lesson.id, bug, (PLACES.root / bug.module).read_text(encoding="utf-8"))
+        for lesson in LESSONS
+        for bug in lesson.bugs
+    ]
+    stale = [f"{where}: {bug.pitfall}" for where, bug, source in bugs if source.count(bug.find) != 1]
+    assert not stale, "code has changed: quote it anew in lesson.toml"
+
+
 @pytest.mark.nightly
 @each_bug
 @ahead(run_bug)
