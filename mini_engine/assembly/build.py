@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mini_engine.assembly.choices import (
+    arrange_of,
     connecting,
     coordinator_of,
     decoding_of,
@@ -148,7 +149,7 @@ def assemble(
     runner = runner_of(model, storage, config, pools.group, capture)
     coordinator = coordinator_of(storage, connect(storage))
     manager = KvCacheManager(storage.kv.num_blocks, config.block_size, storage.copy, coordinator)
-    scheduler = Scheduler(manager, config.scheduler_config)
+    scheduler = Scheduler(manager, config.scheduler_config, arrange_of(config, manager))
     return Engine(model.config, scheduler, runner, decoding_of(config, manager))
 
 

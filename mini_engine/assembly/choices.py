@@ -20,7 +20,7 @@ from mini_engine.base.errors import UserError
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import Group, ModelRunner, Runner
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Chunk, Decoding
+from mini_engine.engine.scheduler import Chunk, Decoding, keep_order
 from mini_engine.families import family_named
 from mini_engine.kv.coordinator import KvCoordinator
 from mini_engine.kv.manager import KvCacheManager
@@ -128,6 +128,19 @@ def coordinator_of(storage: Storage, connector: "KvConnector | None") -> Callabl
 
     prefixes = partial(PrefixCache, capacity=0)  # nothing is cached, but KV arrives
     return partial(CacheCoordinator, prefixes=prefixes, connector=connector)
+
+
+def arrange_of(config: EngineConfig, manager: KvCacheManager) -> Callable[[list[Request]], None]:
+    """Return what sorts waiting requests before they are admitted (lesson 20), or leaves them in their order."""
+    from mini_engine.kv.cache_coordinator import CacheCoordinator
+
+    coordinator = manager.coordinator
+    if not config.longest_prefix_first or not isinstance(coordinator, CacheCoordinator):
+        return keep_order
+    from mini_engine.agents.longest_prefix import LongestPrefixFirst
+
+    prefixes = coordinator.prefixes
+    return LongestPrefixFirst(lambda one: prefixes.peek(one.token_ids, one.namespace, manager.tables).num_tokens)
 
 
 def decoding_of(config: EngineConfig, manager: KvCacheManager) -> Decoding:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 CHOICES = {
     "backend": ("auto", "packed", "torch", "fused", "reference"),
     "kv_dtype": ("auto", "int8", "int4"),
+    "eviction_policy": ("lru", "lfu", "fifo", "slru", "tlru"),
 }
 LEAST = {
     "kv_bytes": 1,
@@ -29,14 +30,17 @@ LEAST = {
     "handover_min_tokens": 0,
     "max_track_slots": 0,
     "checkpoint_interval": 1,
+    "tlru_threshold": 0,
+    "tlru_next_prompt_estimate": 0,
 }
 NEEDS = {
     "kv_disk_bytes": "kv_cache_dir",
     "kv_cache_key_file": "kv_cache_dir",
     "handover_bytes": "prefill_workers",
     "handover_min_tokens": "prefill_workers",
+    "tlru_next_prompt_estimate": "tlru_threshold",
 }
-SWITCHES = ("enable_prefix_caching", "kv_always")
+SWITCHES = ("enable_prefix_caching", "enable_sessions", "longest_prefix_first", "kv_always")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,10 @@ class EngineConfig:
     kernel: the attention kernel: "auto", or a name that lesson 3's `load_kernel` knows.
     scheduler_config: the limits of a step (lesson 5).
     enable_prefix_caching: share prefixes between requests (lesson 8).
+    eviction_policy: which cached prefix goes first (lessons 8 and 20). "tlru" needs tlru_threshold, the tokens that a
+        turn may compute without being late, and takes tlru_next_prompt_estimate, those that a turn adds.
+    enable_sessions: evict what a session's next turn needs after everything else (lesson 20).
+    longest_prefix_first: admit waiting requests whose prefixes are cached first (lesson 20).
     max_track_slots, checkpoint_interval: how many checkpoints of states a hybrid keeps, and how many tokens apart
         (lesson 11).
     kv_dtype: "int8" stores K and V as int8 with a scale for each token and head (lesson 17): about twice the tokens in
@@ -84,6 +92,11 @@ class EngineConfig:
     kernel: str = "auto"
     scheduler_config: SchedulerConfig | None = None
     enable_prefix_caching: bool = True
+    eviction_policy: str = "lru"
+    tlru_threshold: int | None = None
+    tlru_next_prompt_estimate: int | None = None
+    enable_sessions: bool = True
+    longest_prefix_first: bool = False
     max_track_slots: int | None = None
     checkpoint_interval: int | None = None
     kv_dtype: str = "auto"
@@ -145,6 +158,9 @@ class EngineConfig:
             if value is not None and not getattr(self, needed):
                 why = f"{name} is {shown(str(value))}, but {needed} is {getattr(self, needed)}"
                 raise UserError(f"{why}; give both or neither", param=name)
+        if (self.eviction_policy == "tlru") != (self.tlru_threshold is not None):
+            why = f"eviction_policy is {self.eviction_policy!r} and tlru_threshold {self.tlru_threshold}"
+            raise UserError(f"{why}; tlru needs one, in tokens, and the others take none", param="tlru_threshold")
         if self.has_tiers and not self.enable_prefix_caching:
             raise UserError(
                 "tiers keep the prefixes of lesson 8's tree, and prefix caching is off; turn it on, or leave out "

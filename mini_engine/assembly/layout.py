@@ -20,6 +20,7 @@ from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.model.kinds import Full, Kind, Latent, State, Window, attending, state_bytes
 
 if TYPE_CHECKING:  # lesson 8's, which an engine without prefix caching does without
+    from mini_engine.kv.eviction import EvictionPolicy
     from mini_engine.kv.memory import CacheMemory
 
 
@@ -46,7 +47,7 @@ def storage_of(model: Any, config: EngineConfig, pools: Pools, budget: int) -> S
         kinds.insert(0, kind)  # its tables first: a state's slots are added to them
     caches = config.enable_prefix_caching and (states is None or states.max_track_slots > 0)
     memories = [kind.memory for kind in reversed(kinds) if kind.memory is not None]
-    coordinator = coordinator_for(memories, caches, allocator)
+    coordinator = coordinator_for(memories, caches, allocator, eviction_policy(config, num_blocks))
     own = {"kv": kv} if states is None else {"kv": kv, "states": states}
     store = kv if set(layers) == {Full()} else pools.store(store_of, model, **own)
     return Storage(store, kv, maker.copier(kv), coordinator, kinds)
@@ -176,29 +177,56 @@ def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -
     return MemoryKind(memory, plan, probe, rows, lambda _, blocks: WindowCompanion(blocks, memory)), allocator
 
 
-def coordinator_for(memories: "Sequence[CacheMemory]", caches: bool, allocator: Any) -> Callable[..., KvCoordinator]:
+def coordinator_for(
+    memories: "Sequence[CacheMemory]", caches: bool, allocator: Any, policy: Any
+) -> Callable[..., KvCoordinator]:
     """Return the maker of the manager's coordinator.
 
     Args:
         memories: what requests need beside their tables, the one that keeps the fewest places first.
-        caches: prefixes are shared. allocator: as for lesson 8's PrefixCache.
+        caches: prefixes are shared. allocator, policy: as for lesson 8's PrefixCache.
     """
     if not memories and not caches:
         return KvCoordinator
     from mini_engine.kv.cache_coordinator import CacheCoordinator  # without prefix caching, lesson 8 is not needed
-
-    if not memories:
-        return CacheCoordinator
+    from mini_engine.kv.memory import NO_MEMORY
     from mini_engine.kv.prefix_cache import PrefixCache
 
-    memory = memories[0]
+    memory = memories[0] if memories else NO_MEMORY
     if len(memories) > 1:
         from mini_engine.kv.memories import Memories
 
         memory = Memories(memories)
     # without prefix caching: a tree that keeps nothing
-    prefixes = partial(PrefixCache, capacity=None if caches else 0, memory=memory, allocator=allocator)
+    capacity = None if caches else 0
+    prefixes = partial(PrefixCache, capacity=capacity, policy=policy, memory=memory, allocator=allocator)
     return partial(CacheCoordinator, prefixes=prefixes)
+
+
+def eviction_policy(config: EngineConfig, num_blocks: int) -> "EvictionPolicy | None":
+    """Return the policy of a prefix cache in a pool of this size (lessons 8 and 20); None without prefix caching."""
+    if not config.enable_prefix_caching:
+        return None
+    from mini_engine.kv.eviction import POLICIES, EvictionPolicy
+
+    policy: EvictionPolicy
+    if config.eviction_policy == "slru":
+        from mini_engine.agents.policies import SLRU
+
+        policy = SLRU()
+    elif config.eviction_policy == "tlru":
+        from mini_engine.agents.policies import TLRU
+
+        size = config.block_size
+        policy = TLRU((config.tlru_threshold or 0) // size, -(-(config.tlru_next_prompt_estimate or 0) // size))
+    else:
+        policy = POLICIES[config.eviction_policy]()
+    if not config.enable_sessions:
+        return policy
+    from mini_engine.agents.session import Limits
+    from mini_engine.agents.sessions import Sessions
+
+    return Sessions(Limits.of_pool(num_blocks), policy)
 
 
 @contextmanager

@@ -163,19 +163,21 @@ class Engine:
         params: SamplingParams,
         priority: int = 0,
         namespace: Hashable = None,
+        session: Hashable = None,
     ) -> Request:
         """Put a prompt in the waiting queue and return its request. Callers may read the request but not modify it.
 
         Args:
             priority: with the policy "priority", smaller numbers go first.
             namespace: only requests of the same namespace may share KV.
+            session: the conversation that it is a turn of; its cached KV may be kept for the next one (lesson 20).
 
         Raises:
             UserError: the prompt is empty, too long for the model or for the whole pool, or has ids outside the
                 vocabulary; the params ask for something the model cannot do; the id is in use; the priority is not a
-                whole number, or the namespace is not hashable. Nothing was changed.
+                whole number, or namespace or session are not hashable. Nothing was changed.
         """
-        check_order_and_namespace(priority, namespace)
+        check_hints(priority, namespace, session)
         if not isinstance(params, SamplingParams):
             raise UserError(f"params is {shown(params)}; give SamplingParams", param="params")
         self.config.check_prompt(prompt_ids, params.max_tokens)
@@ -183,7 +185,7 @@ class Engine:
         stop_ids = params.stop_ids(self.config.eos_token_ids)
         if params.prompt_logprobs is not None:
             namespace = object()  # unique, even if the id is reused: tokens found in the cache have no logits
-        request = Request(request_id, list(prompt_ids), params, priority, stop_ids, namespace)
+        request = Request(request_id, list(prompt_ids), params, priority, stop_ids, namespace, session)
         self.scheduler.add(request)
         try:
             self.scheduler.manager.coordinator.request_added(request)
@@ -285,14 +287,15 @@ class Engine:
             self._end(request, Ending(FinishReason.ERROR, f"{type(error).__name__}: {error}"))
 
 
-def check_order_and_namespace(priority: int, namespace: Hashable) -> None:
-    """Raise UserError unless the queues can be sorted by `priority` and prefixes looked up by `namespace`."""
+def check_hints(priority: int, namespace: Hashable, session: Hashable) -> None:
+    """Raise UserError unless queues can be sorted by `priority`, and prefixes and sessions be looked up by the rest."""
     if not isinstance(priority, int):
         raise UserError(f"priority is {shown(priority)}; give a whole number; smaller ones go first")
-    try:
-        hash(namespace)
-    except TypeError:
-        raise UserError(f"namespace is {shown(namespace)}, which is not hashable; use a string, for example") from None
+    for name, value in (("namespace", namespace), ("session", session)):
+        try:
+            hash(value)
+        except TypeError:
+            raise UserError(f"{name} is {shown(value)}, which is not hashable; use a string, for example") from None
 
 
 def default_kv_bytes(device: torch.device) -> int:

@@ -11,7 +11,7 @@ Preemption by recomputation: Kwon et al., vLLM, 2023.
 
 from array import array
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
@@ -54,14 +54,26 @@ class Chunk(NamedTuple):
         return self.stop - self.start if self.request.needs_prompt_logprobs else self.num_samples
 
 
+def keep_order(waiting: list[Request]) -> None:
+    """Leave waiting requests in the policy's order."""
+
+
 class Scheduler:
     """Queues and decisions. `waiting` and `running` are kept in the policy's order; preemption takes from the end.
 
     One thread calls it. A request may be aborted between any two calls, even while a step is in flight.
+
+    Args:
+        arrange: sorts `waiting` before each step that may admit some of them (lesson 20).
     """
 
-    def __init__(self, manager: KvCacheManager, config: SchedulerConfig | None = None) -> None:
-        self.manager = manager
+    def __init__(
+        self,
+        manager: KvCacheManager,
+        config: SchedulerConfig | None = None,
+        arrange: Callable[[list[Request]], None] = keep_order,
+    ) -> None:
+        self.manager, self.arrange = manager, arrange
         self.config = config or SchedulerConfig()
         self.order = POLICIES[self.config.policy]
         self.requests: dict[str, Request] = {}  # all unfinished ones
@@ -94,6 +106,7 @@ class Scheduler:
         spare = self.make_room()
         chunks = self.continue_running(self.config.max_num_batched_tokens)
         if self.waiting:
+            self.arrange(self.waiting)
             used = sum(chunk.stop - chunk.start for chunk in chunks)
             chunks += self.admit(self.config.max_num_batched_tokens - used, spare)
         return chunks

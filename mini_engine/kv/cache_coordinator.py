@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from mini_engine.base.errors import EngineDead, OutOfBlocks
 from mini_engine.kv.connector import NO_CONNECTOR, NO_MATCH, NOTHING, KvConnector, Load, Text, TierStats
@@ -47,6 +48,7 @@ class CacheCoordinator(KvCoordinator):
         self.allocator = self.prefixes.allocator
         self.memory = self.prefixes.memory
         self.copy, self.connector = copy, connector
+        self.requests: WeakValueDictionary[str, Text] = WeakValueDictionary()
 
     @property
     def stats(self) -> Sequence[TierStats]:
@@ -88,7 +90,8 @@ class CacheCoordinator(KvCoordinator):
         return Cost(num_blocks, should_wait)
 
     def request_added(self, request: Text) -> None:
-        """Tell the connector."""
+        """Tell the connector, and remember which session the request belongs to."""
+        self.requests[request.id] = request
         self.connector.request_added(request)
 
     def begin(
@@ -109,6 +112,8 @@ class CacheCoordinator(KvCoordinator):
     def _begin(self, request_id: str, table: RequestTable, token_ids: Sequence[int], namespace: Hashable) -> int:
         """Begin table and memory after the cached prefix; return how many tokens that has."""
         found = self.prefixes.begin(table, token_ids, namespace)
+        if (request := self.requests.get(request_id)) is not None:
+            self.prefixes.identify(table, request.session)
         known = found if self.memory.begins_everywhere else self.prefixes.num_known(table)
         self.memory.begin(request_id, len(token_ids), table, known)
         return found
@@ -196,6 +201,10 @@ class CacheCoordinator(KvCoordinator):
     def clear(self) -> None:
         """Give up all cached prefixes."""
         self.prefixes.clear()
+
+    def close_session(self, session: Hashable, namespace: Hashable) -> bool:
+        """Tell the policy that the session has no next turn."""
+        return self.prefixes.tree.policy.close(session, namespace)
 
     def close(self) -> None:
         """Shut the connector down."""

@@ -49,10 +49,11 @@ class Load:
 
 
 class Text(Protocol):
-    """A request as connectors see it: lesson 5's Request. token_ids: all that are known now."""
+    """A request as coordinators see it: lesson 5's Request. token_ids: all that are known now."""
 
     id: str
     namespace: Hashable
+    session: Hashable
 
     @property
     def token_ids(self) -> Sequence[int]: ...

@@ -106,6 +106,10 @@ class KvCoordinator:
         if table is not None:
             table.free()
 
+    def close_session(self, session: Hashable, namespace: Hashable) -> bool:
+        """Forget a conversation whose cached KV was kept for its next turn (lesson 20). Return False if unknown."""
+        return False
+
     def clear(self) -> None:
         """Free all cached KV. Raises ValueError, and frees nothing, while a request uses some of it."""
 

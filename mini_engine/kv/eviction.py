@@ -1,22 +1,49 @@
-"""Lesson 8. Chooses which cached prefix to evict next: a policy with one method, and a lazily updated heap.
+"""Lesson 8. Chooses which cached prefix to evict next: a policy ranks leaves, and a lazily updated heap sorts them.
 
-The heap holds unlocked leaves. Finding a prefix changes its rank but not its entry in the heap. Ranks never decrease,
-so a stale entry reaches the top too early, never too late, and is then pushed again with its current rank. A lookup
-therefore costs nothing here, and an eviction O(log n).
+The heap holds unlocked leaves. Finding a prefix raises its rank but does not touch its entry in the heap: a stale entry
+reaches the top too early, never too late, and is then pushed again with its current rank. A lookup therefore costs
+nothing here, and an eviction O(log n). A policy whose ranks can fall, too, reports those leaves (`fallen`).
 """
 
+from collections.abc import Hashable, Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
+from mini_engine.kv.prefixes import SharedPrefix
 from mini_engine.kv.radix_node import Node
 
 
 class EvictionPolicy:
-    """The order in which leaves are evicted: here LRU, the default."""
+    """The order in which leaves are evicted: here LRU, the default.
+
+    `rank` is all that the policies of lesson 8 need. Those of lesson 20 know more than when a prefix was used last; the
+    other methods tell them, and do nothing here.
+    """
 
     def rank(self, leaf: Node) -> tuple[int, ...]:
-        """Return a sort key; the smallest is evicted first. It may increase during the leaf's life, never decrease."""
+        """Return a sort key; the smallest is evicted first. If it can decrease, `fallen` must report the leaf."""
         return (leaf.last_used,)
+
+    def num_ready(self, leaf: Node) -> int:
+        """Return how many blocks may go, from the leaf's end, before it is ranked again: 1 or more."""
+        return len(leaf.blocks)
+
+    def fallen(self) -> Iterable[Node]:
+        """Return the leaves whose ranks have decreased since the last call. Asked before each eviction."""
+        return ()
+
+    def began(self, prefix: SharedPrefix) -> None:
+        """Note that a request begins with this prefix, which it has locked."""
+
+    def ended(self, prefix: SharedPrefix) -> None:
+        """Note that a request ends, and that its text is stored up to `prefix.node`, which it still locks."""
+
+    def lost(self, leaf: Node, blocks: Sequence[int]) -> None:
+        """Note that a leaf is about to lose these blocks from its end; if they are all it has, it leaves the tree."""
+
+    def close(self, session: Hashable, namespace: Hashable) -> bool:
+        """Forget a session. Return False if it is unknown."""
+        return False
 
 
 class LRU(EvictionPolicy):
@@ -43,7 +70,10 @@ POLICIES = {"lru": LRU, "lfu": LFU, "fifo": FIFO}
 
 
 class EvictionQueue:
-    """A heap of leaves by rank, each at most once. Leaves no longer evictable are dropped when they reach the top."""
+    """A heap of leaves by rank. `leaf.queued` is the rank of the one entry that counts; others are dropped at the top.
+
+    So are leaves that are no longer evictable.
+    """
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
@@ -51,16 +81,20 @@ class EvictionQueue:
         self.ties = count()
 
     def add(self, leaf: Node) -> None:
-        """Queue a leaf for eviction, unless it is queued already or not evictable; O(log n)."""
-        if leaf.is_evictable and not leaf.queued:
-            leaf.queued = True
-            heappush(self.heap, (self.policy.rank(leaf), next(self.ties), leaf))
+        """Queue a leaf for eviction, unless it is not evictable or has an entry that is early enough; O(log n)."""
+        if leaf.is_evictable and (leaf.queued is None or self.policy.rank(leaf) < leaf.queued):
+            leaf.queued = self.policy.rank(leaf)
+            heappush(self.heap, (leaf.queued, next(self.ties), leaf))
 
     def pop(self) -> Node | None:
         """Remove and return the evictable leaf with the smallest rank, or None. O(log n) per entry popped."""
+        for leaf in self.policy.fallen():
+            self.add(leaf)
         while self.heap:
             rank, _, leaf = heappop(self.heap)
-            leaf.queued = False
+            if rank != leaf.queued:
+                continue
+            leaf.queued = None
             if not leaf.is_evictable:
                 continue
             if rank == self.policy.rank(leaf):

@@ -16,6 +16,7 @@ from mini_engine.kv.radix import HitStats, RadixTree
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.kv.request_table import RequestTable
+from mini_engine.kv.watcher import NO_WATCHER, CacheWatcher
 
 
 class PrefixCache:
@@ -24,9 +25,10 @@ class PrefixCache:
     Args:
         num_blocks, block_size: the manager's.
         capacity: the maximum number of blocks in the tree; None for no limit but the pool. With 0, nothing is cached.
-        policy: which stored prefix is evicted first: LRU, LFU or FIFO of `eviction.py`.
+        policy: which stored prefix is evicted first: LRU, LFU or FIFO of `eviction.py`, or one of lesson 20's.
         memory: what a request needs beside K and V, so that it can begin only where the tree has that too (lesson 11).
         allocator: of the pool, if others draw blocks from it too (lesson 15).
+        watcher: told which blocks the tree stores and evicts (lesson 20).
 
     Attributes:
         stats: prompt tokens of all admitted requests, and how many of them were found.
@@ -40,10 +42,11 @@ class PrefixCache:
         policy: EvictionPolicy | None = None,
         memory: CacheMemory = NO_MEMORY,
         allocator: RefCountedAllocator | None = None,
+        watcher: CacheWatcher = NO_WATCHER,
     ) -> None:
         self.allocator = allocator or RefCountedAllocator(num_blocks, block_size)
-        self.tree = RadixTree(block_size, self.allocator, capacity, policy, memory)
-        self.block_size, self.memory = block_size, memory
+        self.tree = RadixTree(block_size, self.allocator, capacity, policy, memory, watcher)
+        self.block_size, self.memory, self.watcher = block_size, memory, watcher
         self.stats = HitStats()
 
     @property
@@ -83,6 +86,11 @@ class PrefixCache:
         self._adopt(table, match.blocks, match.num_tokens)
         self.stats.count(len(token_ids), match.num_tokens)
         return match.num_tokens
+
+    def identify(self, table: RequestTable, session: Hashable) -> None:
+        """Tell the policy whose turn has begun (lesson 20). session: None if the client has not said."""
+        table.shared.session = session
+        self.tree.policy.began(table.shared)
 
     def num_known(self, table: RequestTable) -> int:
         """Return how many tokens of a table's key the tree has, even after the last place to begin at."""
@@ -127,12 +135,14 @@ class PrefixCache:
             self.store(table, min(shared.num_whole, num_blocks))
         if shared.num_stored == start and not to_the_end:
             return None
+        self._tell(table, start)
         return Stored(shared.key, shared.namespace, table.blocks[: shared.num_stored], start)
 
     def extend(self, table: RequestTable, num_tokens: int) -> None:
         """Store blocks up to `num_tokens` tokens that came back from elsewhere, and count them as found."""
         start = table.shared.num_stored
         self.store(table, num_tokens // self.block_size)
+        self._tell(table, start)
         self.stats.num_hits += start == 0
         self.stats.found_tokens += num_tokens - start * self.block_size
 
@@ -157,8 +167,10 @@ class PrefixCache:
             if num_blocks:
                 shared.key = key_of(computed_ids[: num_blocks * self.block_size])
                 self.store(table, num_blocks)
+            self.tree.policy.ended(shared)
         finally:
             self.tree.unlock(shared.node)
+        self._tell(table, start)
         return Stored(shared.key, shared.namespace, table.blocks[:num_blocks], start) if num_blocks > start else None
 
     def clear(self) -> None:
@@ -168,6 +180,13 @@ class PrefixCache:
             ValueError: a request uses one of them; nothing was changed.
         """
         self.tree.clear()
+        self.watcher.cleared()
+
+    def _tell(self, table: RequestTable, start: int) -> None:
+        """Tell the watcher which blocks the tree has taken from a table, from index `start` on."""
+        shared = table.shared
+        if shared.num_stored > start:
+            self.watcher.stored(Stored(shared.key, shared.namespace, table.blocks[: shared.num_stored], start))
 
     def store(self, table: RequestTable, num_blocks: int) -> None:
         """Store the table's first `num_blocks` blocks, and lock them instead of those it had locked before.

@@ -39,6 +39,7 @@ class SharedPrefix:
     namespace: only requests of the same namespace share blocks. node: where the stored prefix that it has locked ends.
     num_stored: how many leading blocks the tree has. num_whole: how many hold, or will hold, the tokens of `key`.
     may_share_last: after a truncation, its partly filled last block may have other holders.
+    session: the conversation that the request is a turn of, if the client says so (lesson 20).
     """
 
     key: bytes
@@ -47,6 +48,7 @@ class SharedPrefix:
     num_stored: int
     num_whole: int
     may_share_last: bool = False
+    session: Hashable = None
 
     def begins_like(self, whole: bytes, num_tokens: int) -> bool:
         """Return True if `whole` has at least `num_tokens` tokens and begins with the same ones as `key`."""

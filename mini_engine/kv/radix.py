@@ -13,6 +13,7 @@ from mini_engine.kv.eviction import LRU, EvictionPolicy, EvictionQueue
 from mini_engine.kv.memory import NO_MEMORY, CacheMemory
 from mini_engine.kv.radix_node import TOKEN_BYTES, Label, Match, Node, Peek, common_blocks, key_of
 from mini_engine.kv.refcount import RefCountedAllocator
+from mini_engine.kv.watcher import NO_WATCHER, CacheWatcher
 
 
 class NoCounts:
@@ -55,7 +56,7 @@ class RadixTree:
         holder: notified of the blocks that the tree takes and releases.
         capacity: the maximum number of blocks in the tree; None for no limit.
         policy: chooses the leaf to evict next; LRU if None.
-        memory: notified of nodes that lose blocks.
+        memory, watcher: notified of nodes that lose blocks.
 
     Attributes:
         num_blocks: blocks in the tree, `num_evictable + num_protected`.
@@ -70,6 +71,7 @@ class RadixTree:
         capacity: int | None = None,
         policy: EvictionPolicy | None = None,
         memory: CacheMemory = NO_MEMORY,
+        watcher: CacheWatcher = NO_WATCHER,
     ) -> None:
         if capacity is not None and (type(capacity) is not int or capacity < 0):
             raise UserError(f"capacity is {capacity}; give a whole number of blocks, 0 or more, or None for no limit")
@@ -77,9 +79,10 @@ class RadixTree:
             raise UserError(f"policy is {policy!r}; give an instance, such as LRU()")
         self.block_size, self.width = block_size, block_size * TOKEN_BYTES
         self.holder = holder or NoCounts()
-        self.capacity, self.memory = capacity, memory
+        self.capacity, self.memory, self.watcher = capacity, memory, watcher
         self.root = Node(None, (None, b""), b"", [])
-        self.queue = EvictionQueue(policy or LRU())
+        self.policy = policy or LRU()
+        self.queue = EvictionQueue(self.policy)
         self.num_blocks = self.num_protected = self.num_evicted = self.now = 0
         self.stats = HitStats()
         self.mutex = RLock()
@@ -270,12 +273,15 @@ class RadixTree:
     def _cut(self, leaf: Node, num_blocks: int) -> list[int]:
         """Remove up to `num_blocks` blocks from a leaf's end, and what is of no use without them (`memory`).
 
-        An empty leaf is removed; its parent may be next.
+        The policy may let fewer go at a time. An empty leaf is removed; its parent may be next.
         """
         gone: list[int] = []
+        num_blocks = min(num_blocks, self.policy.num_ready(leaf))
         while num_blocks:
             part = leaf.blocks[-num_blocks:][::-1]
             self.memory.drop(leaf, part)
+            self.policy.lost(leaf, part)
+            self.watcher.removed(part)
             del leaf.blocks[-num_blocks:], leaf.key[-num_blocks * self.width :]
             gone += part
             if not leaf.blocks and leaf.parent is not None:

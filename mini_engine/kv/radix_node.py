@@ -42,7 +42,7 @@ class Node:
     key: the edge's tokens as bytes. blocks: the blocks that hold their KV.
     label: this node's key in `parent.children`. created, last_used: ticks of the tree's own counter.
     locks: locks on this node and on all nodes below it. num_hits: how often it was found.
-    queued: the tree's eviction queue has an entry for it.
+    queued: the rank of its entry in the tree's eviction queue; None if it has none.
     """
 
     __slots__ = ("blocks", "children", "created", "key", "label", "last_used", "locks", "num_hits", "parent", "queued")
@@ -54,7 +54,7 @@ class Node:
         self.children: dict[Label, Node] = {}
         self.created = self.last_used = now
         self.locks = self.num_hits = 0
-        self.queued = False
+        self.queued: tuple[int, ...] | None = None
 
     @property
     def is_evictable(self) -> bool:

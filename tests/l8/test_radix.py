@@ -60,10 +60,10 @@ def test_a_split_keeps_tokens_and_blocks_in_order():
 @pytest.mark.task(2)
 def test_a_split_of_a_locked_node_keeps_both_halves_locked():
     tree, trunk, *_ = small_tree()
-    trunk.locks, trunk.queued = 2, True
+    trunk.locks, trunk.queued = 2, (7,)
     upper = trunk.split(2, tree.width)
     assert (upper.locks, trunk.locks) == (2, 2), "a request that has locked the lower half uses the upper half as well"
-    assert (upper.queued, trunk.queued) == (False, True), "the eviction queue has an entry for the lower half only"
+    assert (upper.queued, trunk.queued) == (None, (7,)), "the eviction queue has an entry for the lower half only"
 
 
 @pytest.mark.task(2)

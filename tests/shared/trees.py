@@ -105,7 +105,7 @@ def check_tree(tree):
         assert node.label[1] == node.key[: tree.width], "a node's label must be its first block's tokens"
         below = sum(child.locks for child in node.children.values())
         assert node.locks >= below, f"{below} locks below a node with {node.locks}: a lock counts on the whole path"
-        assert node.is_evictable <= node.queued, "an unlocked leaf must be in the eviction queue"
+        assert node.queued is not None or not node.is_evictable, "an unlocked leaf must be in the eviction queue"
         sizes[node.locks > 0] += len(node.blocks)
     assert tree.num_protected == sizes[True], "num_protected must count the blocks of locked nodes"
     assert tree.num_evictable == sizes[False], "num_evictable must count the blocks of unlocked nodes"

@@ -1,0 +1,193 @@
+"""Lesson 20. Sessions: which cached prefixes have a next turn, because clients say which conversation a request is of.
+
+    root ── [system prompt] ─┬─ [turns of A] ◄ A       A waits for its tool: goes last
+                             ├─ [a question]           nobody refers to it: goes before that
+                             └─ [B] ─┬─ [old turns] ✕  B has rewritten its history: goes first
+                                     └─ [new turn] ◄ B
+
+A session refers to the node where the text of its latest turn ends. Only leaves are evicted, so that is enough for all
+of its text. The reference is soft: it decides who goes first, and never keeps a block that a running request needs. It
+is a hint from a client, so it is bounded: in blocks for each namespace, in blocks in all, in number and in time.
+
+Soft references, and closing: SGLang's session-aware radix cache.
+"""
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from mini_engine.agents.session import Limits, Session, SessionStats
+from mini_engine.kv.eviction import LRU, EvictionPolicy
+from mini_engine.kv.prefixes import SharedPrefix
+from mini_engine.kv.radix_node import Node
+
+LEFT, NOBODYS, REFERENCED = range(3)  # the order of eviction; within each, the other policy's
+
+
+class Sessions(EvictionPolicy):
+    """Evicts what sessions have left behind first, and what a session refers to last.
+
+    Args:
+        limits: what the sessions of clients may take.
+        policy: ranks leaves that do not differ in this; LRU if None.
+        clock: returns the time in seconds; it should not go back.
+
+    Attributes:
+        sessions: by namespace and name, the one that has been idle for longest first.
+        ends: the nodes where sessions end, each with its sessions.
+        left: the nodes where texts end that a session has left, with `last_used` at that time.
+        num_blocks: blocks that the sessions of each namespace refer to.
+    """
+
+    def __init__(
+        self, limits: Limits, policy: EvictionPolicy | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits, self.policy, self.clock = limits, policy or LRU(), clock
+        self.sessions: OrderedDict[tuple[Hashable, Hashable], Session] = OrderedDict()
+        self.ends: dict[Node, set[Session]] = {}
+        self.left: dict[Node, int] = {}
+        self.num_blocks: Counter[Hashable] = Counter()
+        self.stats = SessionStats()
+        self._fallen: list[Node] = []
+
+    # ---------------------------------------------------------------- the order
+
+    def rank(self, leaf: Node) -> tuple[int, ...]:
+        """See `EvictionPolicy.rank`. What a session has left is nobody's again once another request has used it."""
+        place = REFERENCED if leaf in self.ends else LEFT if self.left.get(leaf) == leaf.last_used else NOBODYS
+        return (place, *self.policy.rank(leaf))
+
+    def num_ready(self, leaf: Node) -> int:
+        """See `EvictionPolicy.num_ready`."""
+        return self.policy.num_ready(leaf)
+
+    def fallen(self) -> Iterable[Node]:
+        """See `EvictionPolicy.fallen`: the leaves that a session no longer refers to, or has left."""
+        self._expire()
+        fallen, self._fallen = self._fallen, []
+        return [*fallen, *self.policy.fallen()]
+
+    # ---------------------------------------------------------------- a turn
+
+    def began(self, prefix: SharedPrefix) -> None:
+        """See `EvictionPolicy.began`. A session whose text the prompt does not continue has left it."""
+        self.policy.began(prefix)
+        if prefix.session is None:
+            return
+        session = self._known(prefix)
+        session.num_running += 1
+        if session.is_continued_by(prefix.key):
+            self._count(session, prefix)
+        elif (end := session.end) is not None:
+            self._release(session)
+            self.left[end] = end.last_used
+            self.stats.num_left += 1
+
+    def ended(self, prefix: SharedPrefix) -> None:
+        """See `EvictionPolicy.ended`. A session that was closed while this turn ran stays closed."""
+        self.policy.ended(prefix)
+        session = self.sessions.get((prefix.namespace, prefix.session))
+        if session is None:
+            return
+        session.num_running -= 1
+        self._touch(session)
+        was_cut_short = session.end is not None and prefix.num_stored < session.num_blocks
+        if prefix.num_stored and not was_cut_short:
+            self._release(session)
+            session.set_text(prefix.key, prefix.num_stored)
+            self._refer(session, prefix.node, prefix.num_stored)
+            self._keep_limits(session)
+
+    def close(self, session: Hashable, namespace: Hashable) -> bool:
+        """See `EvictionPolicy.close`. Nothing is freed: its blocks return to the other policy's order."""
+        known = self.sessions.get((namespace, session))
+        if known is not None:
+            self._forget(known)
+        return known is not None
+
+    def lost(self, leaf: Node, blocks: Sequence[int]) -> None:
+        """See `EvictionPolicy.lost`. A session that ended in a leaf that goes ends at the node above from now on."""
+        self.policy.lost(leaf, blocks)
+        is_gone, above = len(blocks) == len(leaf.blocks), leaf.parent
+        sessions = list(self.ends.get(leaf, ()))
+        self.stats.evicted += len(blocks) if sessions else 0
+        for session in sessions:
+            self._release(session)
+            if remaining := session.num_blocks - len(blocks):
+                self._refer(session, above if is_gone and above else leaf, remaining)
+        if is_gone and (tick := self.left.pop(leaf, None)) is not None and above is not None and above.parent:
+            self.left[above] = tick
+
+    # ---------------------------------------------------------------- references and their limits
+
+    def _known(self, prefix: SharedPrefix) -> Session:
+        """Return the session that a request is a turn of, seen now; a new one if it is unknown."""
+        self._expire()
+        key = prefix.namespace, prefix.session
+        if key not in self.sessions:
+            if len(self.sessions) >= self.limits.sessions:
+                self._forget(next(iter(self.sessions.values())))
+            self.sessions[key] = Session(key, prefix.num_stored)
+        self._touch(self.sessions[key])
+        return self.sessions[key]
+
+    def _touch(self, session: Session) -> None:
+        session.seen = self.clock()
+        self.sessions.move_to_end(session.key)
+
+    def _count(self, session: Session, prefix: SharedPrefix) -> None:
+        """Count what a later turn finds of the session's own text."""
+        self.stats.asked += max(0, session.num_stored - session.num_shared)
+        self.stats.found += max(0, min(session.num_stored, prefix.num_stored) - session.num_shared)
+
+    def _refer(self, session: Session, node: Node, num_blocks: int) -> None:
+        session.end, session.num_blocks = node, num_blocks
+        self.ends.setdefault(node, set()).add(session)
+        self._add(session.namespace, session.num_own)
+
+    def _add(self, namespace: Hashable, num_blocks: int) -> None:
+        self.num_blocks[namespace] += num_blocks
+        if not self.num_blocks[namespace]:
+            del self.num_blocks[namespace]  # clients choose namespaces: there may be any number of them
+
+    def _release(self, session: Session) -> None:
+        """Give up the session's reference, if it has one. Its leaf goes earlier now."""
+        if session.end is None:
+            return
+        self._add(session.namespace, -session.num_own)
+        sessions = self.ends[session.end]
+        sessions.remove(session)
+        if not sessions:
+            del self.ends[session.end]
+            self._fallen.append(session.end)
+        session.end = None
+
+    def _forget(self, session: Session) -> None:
+        self._release(session)
+        del self.sessions[session.key]
+
+    def _expire(self) -> None:
+        """Forget the sessions that have been idle for too long."""
+        now = self.clock()
+        while self.sessions and (oldest := next(iter(self.sessions.values()))).seen + self.limits.seconds < now:
+            if oldest.num_running:
+                self._touch(oldest)
+            else:
+                self._forget(oldest)
+
+    def _keep_limits(self, newest: Session) -> None:
+        """Release references until no namespace, and not all together, refer to more blocks than they may."""
+        while self.num_blocks[newest.namespace] > self.limits.each or self.num_blocks.total() > self.limits.blocks:
+            self._release(self._giving_way(newest))
+
+    def _giving_way(self, newest: Session) -> Session:
+        """Return the session whose reference goes: of the namespace that has too many, or the most of all.
+
+        Its oldest, if that one has been idle for long; otherwise its newest. Agents come back in turn, so giving up the
+        oldest would give up each of them just before it comes back.
+        """
+        crowd = newest.namespace
+        if self.num_blocks[crowd] <= self.limits.each:
+            crowd = max(self.num_blocks, key=self.num_blocks.__getitem__)
+        holders = [one for one in self.sessions.values() if one.end is not None and one.namespace == crowd]
+        return holders[0 if self.clock() - holders[0].seen >= self.limits.patience else -1]
