@@ -20,15 +20,14 @@ BLOCK_SIZE, POOL_BLOCKS = 16, 512
 SYSTEM, TASK, RESULT, ANSWER, QUESTION = 128, 512, 64, 16, 256  # tokens
 TURNS, CROWD = 6, 2  # turns of an agent; questions after each turn
 POLICIES: dict[str, dict[str, Any]] = {
-    "LRU": {"enable_sessions": False},
-    "SLRU": {"enable_sessions": False, "eviction_policy": "slru"},
+    "LRU": {},
+    "SLRU": {"eviction_policy": "slru"},
     "TLRU": {
-        "enable_sessions": False,
         "eviction_policy": "tlru",
         "tlru_threshold": 2 * RESULT,
         "tlru_next_prompt_estimate": RESULT,
     },
-    "sessions": {},
+    "sessions": {"enable_sessions": True},
 }
 
 
