@@ -98,7 +98,7 @@ class Sessions(EvictionPolicy):
         session = self.sessions.get((prefix.namespace, prefix.session))
         if session is None:
             return
-        session.num_running -= 1
+        session.num_running = max(0, session.num_running - 1)  # it may have begun before a closing
         self._touch(session)
         was_cut_short = session.end is not None and prefix.num_stored < session.num_blocks
         if prefix.num_stored and not was_cut_short:
