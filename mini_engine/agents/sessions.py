@@ -48,7 +48,7 @@ class Sessions(EvictionPolicy):
         self.left: dict[Node, int] = {}
         self.num_blocks: Counter[Hashable] = Counter()
         self.stats = SessionStats()
-        self._fallen: list[Node] = []
+        self._fallen: dict[Node, None] = {}  # each node once: nobody may ask for a long time
 
     # ---------------------------------------------------------------- the order
 
@@ -68,8 +68,16 @@ class Sessions(EvictionPolicy):
         refer to since the last call (`_fallen`), and those that the other policy reports.
         """
         self._expire()
-        fallen, self._fallen = self._fallen, []
+        fallen, self._fallen = self._fallen, {}
         return [*fallen, *self.policy.fallen()]
+
+    def waiting(self) -> Sequence[Node]:
+        """See `EvictionPolicy.waiting`: the ends of sessions without a turn now, as `_giving_way` would choose them."""
+        now, late, others = self.clock(), [], []
+        for session in self.sessions.values():
+            if session.end is not None and not session.num_running:
+                (late if now - session.seen >= self.limits.patience else others).append(session.end)
+        return [*late, *reversed(others)]
 
     # ---------------------------------------------------------------- a turn
 
@@ -133,7 +141,11 @@ class Sessions(EvictionPolicy):
             self._release(session)
             if remaining := session.num_blocks - len(blocks):
                 self._refer(session, above if is_gone and above else leaf, remaining)
-        if is_gone and (tick := self.left.pop(leaf, None)) is not None and above is not None and above.parent:
+        if not is_gone:
+            return
+        self._fallen.pop(leaf, None)
+        tick = self.left.pop(leaf, None)
+        if tick is not None and above is not None and above.parent is not None:
             self.left[above] = tick
 
     # ---------------------------------------------------------------- references and their limits
@@ -177,7 +189,7 @@ class Sessions(EvictionPolicy):
         sessions.remove(session)
         if not sessions:
             del self.ends[session.end]
-            self._fallen.append(session.end)
+            self._fallen[session.end] = None
         session.end = None
 
     def _forget(self, session: Session) -> None:

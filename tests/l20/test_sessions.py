@@ -167,6 +167,17 @@ def test_a_leaf_that_has_fallen_is_reported_once():
     assert list(sessions.fallen()) == [], "it has been told: reporting a leaf for ever would keep a freed node alive"
 
 
+def test_leaves_that_have_fallen_do_not_add_up_while_nothing_is_evicted():
+    _, _, a, _, sessions = two_sessions()
+    for _ in range(100):
+        refer(sessions, a, "C")
+        sessions.close("C", None)
+        sessions.close("A", None)
+        refer(sessions, a, "A")
+    sessions.close("A", None)
+    assert list(sessions.fallen()) == [a], "a pool that is never full never asks: each node may be noted only once"
+
+
 @pytest.mark.task(4)
 def test_what_another_session_refers_to_stays_last():
     _, _, a, _, sessions = two_sessions()
