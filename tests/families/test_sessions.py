@@ -74,6 +74,7 @@ def test_a_turn_behind_a_crowd(model, options):
     check_nothing_is_lost(engine)
 
 
+@nightly
 @each_family
 def test_a_session_that_rewrites_its_text_and_one_that_is_closed_while_it_runs(model):
     engine = small(model)
@@ -95,6 +96,7 @@ def test_a_session_that_rewrites_its_text_and_one_that_is_closed_while_it_runs(m
     check_nothing_is_lost(engine)
 
 
+@nightly
 @each_family
 def test_requests_that_need_a_session_s_blocks_get_them(model):
     engine = small(model, times=2)
