@@ -48,7 +48,7 @@ class Sessions(EvictionPolicy):
         self.left: dict[Node, int] = {}
         self.num_blocks: Counter[Hashable] = Counter()
         self.stats = SessionStats()
-        self._fallen: list[Node] = []
+        self._fallen: dict[Node, None] = {}  # each node once: nobody may ask for a long time
 
     # ---------------------------------------------------------------- the order
 
@@ -62,15 +62,32 @@ class Sessions(EvictionPolicy):
         return self.policy.num_ready(leaf)
 
     def fallen(self) -> Iterable[Node]:
-        """See `EvictionPolicy.fallen`: the leaves that a session no longer refers to, or has left."""
+        """Return the leaves that go earlier now, as `EvictionPolicy.fallen` says; each of them once.
+
+        Sessions that have been idle for too long are forgotten first. Then: the leaves that sessions have ceased to
+        refer to since the last call (`_fallen`), and those that the other policy reports.
+        """
         self._expire()
-        fallen, self._fallen = self._fallen, []
+        fallen, self._fallen = self._fallen, {}
         return [*fallen, *self.policy.fallen()]
+
+    def waiting(self) -> Sequence[Node]:
+        """See `EvictionPolicy.waiting`: the ends of sessions without a turn now, as `_giving_way` would choose them."""
+        now, late, others = self.clock(), [], []
+        for session in self.sessions.values():
+            if session.end is not None and not session.num_running:
+                (late if now - session.seen >= self.limits.patience else others).append(session.end)
+        return [*late, *reversed(others)]
 
     # ---------------------------------------------------------------- a turn
 
     def began(self, prefix: SharedPrefix) -> None:
-        """See `EvictionPolicy.began`. A session whose text the prompt does not continue has left it."""
+        """Note that a turn begins, as `EvictionPolicy.began` says. The other policy is told of every request.
+
+        If the request names a session, that one (`_known`) has one more running turn. If the prompt continues its text,
+        what it finds is counted (`_count`). Otherwise the session has left its text: its reference, if it has one, is
+        given up, the node where it ended goes into `left` with its `last_used`, and `num_left` counts that.
+        """
         self.policy.began(prefix)
         if prefix.session is None:
             return
@@ -89,7 +106,7 @@ class Sessions(EvictionPolicy):
         session = self.sessions.get((prefix.namespace, prefix.session))
         if session is None:
             return
-        session.num_running -= 1
+        session.num_running = max(0, session.num_running - 1)  # it may have begun before a closing
         self._touch(session)
         was_cut_short = session.end is not None and prefix.num_stored < session.num_blocks
         if prefix.num_stored and not was_cut_short:
@@ -99,14 +116,23 @@ class Sessions(EvictionPolicy):
             self._keep_limits(session)
 
     def close(self, session: Hashable, namespace: Hashable) -> bool:
-        """See `EvictionPolicy.close`. Nothing is freed: its blocks return to the other policy's order."""
+        """Forget a session, and give up its reference. Return False if the namespace has none of this name.
+
+        Nothing is evicted: its blocks return to the other policy's order.
+        """
         known = self.sessions.get((namespace, session))
         if known is not None:
             self._forget(known)
         return known is not None
 
     def lost(self, leaf: Node, blocks: Sequence[int]) -> None:
-        """See `EvictionPolicy.lost`. A session that ended in a leaf that goes ends at the node above from now on."""
+        """Let references follow what remains of their texts. Called before the leaf loses these blocks from its end.
+
+        See `EvictionPolicy.lost`; the other policy is told, too. Each session that ends in this leaf refers to fewer
+        blocks from now on: in the same leaf, at the node above if the leaf goes, or nowhere if no block remains. In the
+        same way, what is `left` goes on at the node above, with the same tick, unless that is the root. `stats.evicted`
+        counts blocks that a session referred to.
+        """
         self.policy.lost(leaf, blocks)
         is_gone, above = len(blocks) == len(leaf.blocks), leaf.parent
         sessions = list(self.ends.get(leaf, ()))
@@ -115,7 +141,11 @@ class Sessions(EvictionPolicy):
             self._release(session)
             if remaining := session.num_blocks - len(blocks):
                 self._refer(session, above if is_gone and above else leaf, remaining)
-        if is_gone and (tick := self.left.pop(leaf, None)) is not None and above is not None and above.parent:
+        if not is_gone:
+            return
+        self._fallen.pop(leaf, None)
+        tick = self.left.pop(leaf, None)
+        if tick is not None and above is not None and above.parent is not None:
             self.left[above] = tick
 
     # ---------------------------------------------------------------- references and their limits
@@ -159,7 +189,7 @@ class Sessions(EvictionPolicy):
         sessions.remove(session)
         if not sessions:
             del self.ends[session.end]
-            self._fallen.append(session.end)
+            self._fallen[session.end] = None
         session.end = None
 
     def _forget(self, session: Session) -> None:

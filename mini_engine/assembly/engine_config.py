@@ -95,7 +95,7 @@ class EngineConfig:
     eviction_policy: str = "lru"
     tlru_threshold: int | None = None
     tlru_next_prompt_estimate: int | None = None
-    enable_sessions: bool = True
+    enable_sessions: bool = False
     longest_prefix_first: bool = False
     max_track_slots: int | None = None
     checkpoint_interval: int | None = None

@@ -40,14 +40,15 @@ def storage_of(model: Any, config: EngineConfig, pools: Pools, budget: int) -> S
         num_blocks, slots = divided(layers, model, config, maker.bytes_per_token, budget)
         kv = maker.make(num_blocks, config.block_size, config.kernel)
     states = state_pool(model, *slots) if slots else None
-    kinds = [] if states is None else [state_kind(states, pools, config)]
+    policy = eviction_policy(config, num_blocks)
+    kinds = [] if states is None else [state_kind(states, pools, config, policy)]
     allocator = None
     if has(Window, layers):
         kind, allocator = window_kind(layers, num_blocks, config)
         kinds.insert(0, kind)  # its tables first: a state's slots are added to them
     caches = config.enable_prefix_caching and (states is None or states.max_track_slots > 0)
     memories = [kind.memory for kind in reversed(kinds) if kind.memory is not None]
-    coordinator = coordinator_for(memories, caches, allocator, eviction_policy(config, num_blocks))
+    coordinator = coordinator_for(memories, caches, allocator, policy)
     own = {"kv": kv} if states is None else {"kv": kv, "states": states}
     store = kv if set(layers) == {Full()} else pools.store(store_of, model, **own)
     return Storage(store, kv, maker.copier(kv), coordinator, kinds)
@@ -134,8 +135,8 @@ def store_of(model: Any, kv: KvPool, states: Any = None) -> Any:
     return HybridKv(store, states, native_step_for(model))
 
 
-def state_kind(states: Any, pools: Pools, config: EngineConfig) -> MemoryKind:
-    """Return what layers with a state bring (lesson 11)."""
+def state_kind(states: Any, pools: Pools, config: EngineConfig, policy: "EvictionPolicy | None") -> MemoryKind:
+    """Return what layers with a state bring (lesson 11). policy: of the prefix cache."""
     from mini_engine.hybrid.gdn_pool import PADDING_SLOT
     from mini_engine.hybrid.memory import StateMemory
     from mini_engine.hybrid.plan import SlotRows, add_slots
@@ -146,7 +147,8 @@ def state_kind(states: Any, pools: Pools, config: EngineConfig) -> MemoryKind:
 
         return StateCompanion(pools.state_bytes(states), memory.slots_of)
 
-    memory = StateMemory(pools.slots(states), config.block_size, interval_of(config), config.max_drafts)
+    waiting = policy.waiting if policy else tuple
+    memory = StateMemory(pools.slots(states), config.block_size, interval_of(config), config.max_drafts, waiting)
     probe = partial(add_slots, lambda request_id: [PADDING_SLOT])
     plan, rows = partial(add_slots, memory.slots_of), partial(SlotRows, memory.slots_of)
     return MemoryKind(memory, plan, probe, rows, companion)

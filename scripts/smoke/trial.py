@@ -37,12 +37,14 @@ class Trial:
 
     Attributes:
         room: how often all prompts and answers fit into the pool. layout: the pool's, for the report.
-        requests: all that were added. summary: of the steps since the last `add`.
+        namespace, session: of the requests that are added next. requests: all that were added.
+        summary: of the steps since the last `add`.
     """
 
     room = 2
     layout = "block-tensor"
     namespace: Hashable = None
+    session: Hashable = None
 
     def __init__(
         self, name: str, args: argparse.Namespace, prompts: list[list[int]], opened: Opened, model: Any = None
@@ -86,7 +88,8 @@ class Trial:
         added = []
         for ids in self.prompts if prompts is None else prompts:
             name = f"request {len(self.requests)} of {self.name}"
-            added.append(engine.add_request(name, ids, SamplingParams(**params), namespace=self.namespace))
+            whose = {"namespace": self.namespace, "session": self.session}
+            added.append(engine.add_request(name, ids, SamplingParams(**params), **whose))
             self.requests.append(added[-1])
         self.summary = Summary()
         return added

@@ -141,7 +141,7 @@ def test_what_was_not_exercised_is_told_and_fails_only_the_scripts_own_run(cours
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("number", [5, 8, 11, 12, 13, 14])
+@pytest.mark.parametrize("number", [5, 8, 11, 12, 13, 14, 20])
 def test_the_own_run_of_a_script_exercises_everything(number):
     lesson = next(lesson for lesson in read_lessons(Places.find()) if lesson.number == number)
     [found] = run_all([lesson], Places.find(), Spawned)
