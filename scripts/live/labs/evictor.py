@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
+from scripts.live.labs.events import Event
 from scripts.live.labs.lab import Knob, Lab, Preset
 from scripts.live.labs.load import LETTERS, load
 from scripts.live.labs.oracle import found_by_oracle
@@ -115,13 +116,18 @@ class Evictor(Lab):
     def alive(self) -> list[str]:
         return list(self.choices)
 
+    def happen(self, event: Event) -> None:
+        """See `Lab.happen`. The requests are the load's."""
+        if event.kind in "+!":
+            raise UserError(f"{event} is no event of this lab, whose requests come by themselves; {self.syntax}")
+        super().happen(event)
+
     def leave(self, name: str) -> None:
         """Evict from the end of a leaf as much as is needed, or all of it."""
         choices = self.choices
         if name not in choices:
-            raise UserError(
-                f"there is no leaf {name} to evict from; choose one of {', '.join(choices) or 'none: all is over'}"
-            )
+            options = f"choose leaf {', '.join(choices)}" if choices else "the load is over, so that nothing has to go"
+            raise UserError(f"there is no leaf {name} to evict from; {options}")
         self.evict(choices[name])
         self.go_on()
 
