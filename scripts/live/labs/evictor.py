@@ -20,6 +20,7 @@ from mini_engine.kv.radix_node import Node
 
 EVICT = "mini_engine/kv/radix.py::RadixTree.evict"
 MATCH = "mini_engine/kv/radix.py::RadixTree.match"
+TREE = "mini_engine/kv/radix.py::RadixTree"
 MOST_LEAVES = 9
 YOU = "you"
 
@@ -73,7 +74,7 @@ class Evictor(Lab):
         Preset("Two long histories: how close to Belady do you come?", "", {"load": 29, "blocks": 13}),
     )
     modules = ()
-    code = (EVICT, MATCH)
+    code = (TREE, MATCH, EVICT)
 
     def __init__(self, chosen: dict[str, Any]) -> None:
         super().__init__(chosen, acts={YOU: "know each leaf’s age and session"}, blocks=chosen["blocks"])
@@ -82,6 +83,8 @@ class Evictor(Lab):
         self.seen = dict[str, Turn]()
         self.found = self.asked = self.num_done = 0
         self.went, self.news, self.scores = list[str](), list[str](), list[dict[str, Any]]()
+        begins = f"{plural(len(self.load), 'turn')} will come, and the pool has {chosen['blocks']} blocks."
+        self.show(f"{begins} When they are used up, you say which leaf gives up its end.", TREE)
         self.go_on()
 
     @property
