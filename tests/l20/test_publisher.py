@@ -9,12 +9,14 @@ import msgspec
 import pytest
 import zmq
 
+from mini_engine import LLM, EngineConfig, SamplingParams
 from mini_engine.agents.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, EventLog, short_hash
-from mini_engine.agents.index import BlockIndex
+from mini_engine.agents.index import BlockIndex, hashes_of
 from mini_engine.agents.publisher import END, TOPIC, Publisher, Sender
 from mini_engine.agents.subscriber import PATIENCE, Subscriber
 from mini_engine.agents.wire import as_array, as_map, decode, encode
 from mini_engine.base.errors import UserError
+from mini_engine.distributed.routing.keys import block_keys
 from mini_engine.kv.prefixes import Stored
 from mini_engine.kv.radix_node import key_of
 
@@ -442,3 +444,39 @@ def test_a_port_in_use_is_refused_in_one_sentence(param):
 def test_an_endpoint_that_is_none_is_refused_in_one_sentence(endpoint):
     with pytest.raises(UserError, match=r"give an endpoint such as tcp://127.0.0.1:5557"):
         Publisher(SIZE, endpoint)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (dict(kv_events=""), "kv_events is ''; give an endpoint"),
+        (dict(kv_events=5557), "kv_events is 5557; give an endpoint"),
+        (dict(kv_events_replay=ANY), "but kv_events is None"),
+        (dict(kv_events=ANY, kv_events_format="json"), "kv_events_format is 'json'"),
+        (dict(kv_events=ANY, enable_prefix_caching=False), "prefix caching is off"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_in_one_sentence(options, why):
+    with pytest.raises(UserError, match=why):
+        EngineConfig(**options)
+
+
+@pytest.mark.ci
+def test_an_engine_publishes_what_its_tree_holds():
+    """From the option to the index of a router: prompts, answers and evictions of a real engine."""
+    index = BlockIndex()
+    with LLM(num_blocks=40, block_size=SIZE, kv_events=ANY, kv_events_replay=ANY) as llm:
+        cache = llm.engine.scheduler.manager.coordinator.prefixes
+        sender = cache.watcher.sender
+        with closing(Subscriber(index, "a", sender.endpoint, sender.replay_endpoint)) as subscriber:
+            for number in range(8):
+                llm.generate(
+                    [f"Count from {number} to {number + 9}, please."], SamplingParams(max_tokens=12), progress=False
+                )
+            assert cache.tree.num_evicted, "a small pool, so that events of both kinds are there"
+            until(lambda: index.num_blocks("a") == cache.tree.num_blocks, lambda: subscriber.read(0.05))
+            prompt = llm.tokenizer.encode("Count from 7 to 16, please.")
+            keys = hashes_of(block_keys(prompt, None, SIZE))
+            assert index.matched("a", keys) == len(keys) > 2, "a router finds the latest prompt by its keys"
+            assert index.replicas["a"].blocks == {short_hash(one.key) for one in cache.watcher.events.blocks.values()}
+    assert not sender.thread.is_alive(), "the sockets are closed with the engine"
