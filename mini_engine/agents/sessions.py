@@ -14,7 +14,7 @@ Soft references, and closing: SGLang's session-aware radix cache.
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from mini_engine.agents.session import Limits, Session, SessionStats
 from mini_engine.kv.eviction import LRU, EvictionPolicy
@@ -49,6 +49,20 @@ class Sessions(EvictionPolicy):
         self.num_blocks: Counter[Hashable] = Counter()
         self.stats = SessionStats()
         self._fallen: dict[Node, None] = {}  # each node once: nobody may ask for a long time
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """See `EvictionPolicy.counts`."""
+        stats = self.stats
+        return {
+            **self.policy.counts,
+            "sessions": len(self.sessions),
+            "session_blocks": self.num_blocks.total(),
+            "session_blocks_asked": stats.asked,
+            "session_blocks_found": stats.found,
+            "session_blocks_evicted": stats.evicted,
+            "session_texts_left": stats.num_left,
+        }
 
     # ---------------------------------------------------------------- the order
 

@@ -19,6 +19,11 @@ ENGINE_OPTIONS = {  # fields of EngineConfig
     "block_size": "default: 16",
     "num_blocks": "blocks of the KV pool (default: 1 GiB)",
     "enable_prefix_caching": "share prefixes between requests (default: yes)",
+    "eviction_policy": "which cached prefix is evicted first (default: lru)",
+    "tlru_threshold": "for tlru: tokens that a turn may compute without being late",
+    "tlru_next_prompt_estimate": "for tlru: tokens that a turn adds (default: 0)",
+    "enable_sessions": "evict what sessions need last; clients name theirs in session_id (default: no)",
+    "longest_prefix_first": "admit waiting requests by the length of their cached prefix",
     "kv_dtype": "int8: twice the tokens in the same memory, and slightly different answers; int4: three times the "
     "tokens, less accurate (default: the model's dtype)",
     "tensor_parallel_size": "processes that share the model's heads (default: 1)",
@@ -41,7 +46,11 @@ STEP_OPTIONS = {  # fields of SchedulerConfig; the server sets the policy
     "watermark": "blocks kept free per running request (default: 0.5)",
     "reserve_answers": "admit only what needs no preemption",
 }
-SHORT = {"enable_prefix_caching": ["--prefix-caching"], "tensor_parallel_size": ["--tp", "--tensor-parallel-size"]}
+SHORT = {
+    "enable_prefix_caching": ["--prefix-caching"],
+    "enable_sessions": ["--sessions"],
+    "tensor_parallel_size": ["--tp", "--tensor-parallel-size"],
+}
 
 
 def add_fields(parser: argparse.ArgumentParser, config: type, texts: Mapping[str, str]) -> None:

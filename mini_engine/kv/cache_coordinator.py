@@ -56,6 +56,11 @@ class CacheCoordinator(KvCoordinator):
         return self.connector.stats
 
     @property
+    def counts(self) -> Mapping[str, int]:
+        """What the prefix cache's policy counts."""
+        return self.prefixes.tree.policy.counts
+
+    @property
     def num_evictable(self) -> int:
         """Blocks of cached prefixes that can be evicted."""
         return self.prefixes.num_evictable
@@ -203,7 +208,14 @@ class CacheCoordinator(KvCoordinator):
         self.prefixes.clear()
 
     def close_session(self, session: Hashable, namespace: Hashable) -> bool:
-        """Tell the policy that the session has no next turn."""
+        """Tell the policy that the session has no next turn.
+
+        Requests of the session that still wait, or begin again after a preemption, would open it again: they become
+        nobody's.
+        """
+        for request in list(self.requests.values()):
+            if (request.session, request.namespace) == (session, namespace):
+                request.session = None
         return self.prefixes.tree.policy.close(session, namespace)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,6 +126,12 @@ class Fleet:
             raise ReplicaLost("the replica that was answering has ended") from None
         finally:
             response.cancel()
+
+    async def close_session(self, session: Hashable, namespace: Hashable) -> bool:
+        """Forget a session at every replica. True if one of them had it; one that has ended had none."""
+        asked = self.handle.options(stream=False).broadcast("close_session", session, namespace)
+        found = await asked.results_async(timeout_s=SCRAPE_SECONDS, return_exceptions=True)
+        return any(one is True for one in found)
 
     async def scrape(self) -> list[tuple[str, bytes]]:
         """Return each replica's name and metrics; replicas that do not respond are left out."""
