@@ -85,6 +85,14 @@ class Sessions(EvictionPolicy):
         fallen, self._fallen = self._fallen, {}
         return [*fallen, *self.policy.fallen()]
 
+    def waiting(self) -> Sequence[Node]:
+        """See `EvictionPolicy.waiting`: the ends of sessions without a turn now, as `_giving_way` would choose them."""
+        now, late, others = self.clock(), [], []
+        for session in self.sessions.values():
+            if session.end is not None and not session.num_running:
+                (late if now - session.seen >= self.limits.patience else others).append(session.end)
+        return [*late, *reversed(others)]
+
     # ---------------------------------------------------------------- a turn
 
     def began(self, prefix: SharedPrefix) -> None:

@@ -32,6 +32,9 @@ ENGINE_OPTIONS = {  # fields of EngineConfig
     "kv_cache_key_file": "at least 32 random bytes that seal what is in DIR",
     "kv_always": "load KV from a tier even where recomputing is faster",
     "kv_disk_bytes": "size limit of DIR (default: 4 GiB)",
+    "kv_events": "publish there what the prefix cache holds, with the tokens of all prompts (default: nowhere)",
+    "kv_events_replay": "publish missed events again there",
+    "kv_events_format": "array: for subscribers of vLLM before 0.24 (default: map)",
     "prefill_workers": "processes that compute prompts, so that running answers need not wait for them (default: 0)",
     "handover_bytes": "shared memory for their KV (default: 256 MiB)",
     "handover_min_tokens": "compute shorter prompts here (default: 64)",
@@ -58,6 +61,8 @@ def add_fields(parser: argparse.ArgumentParser, config: type, texts: Mapping[str
             form: dict[str, Any] = dict(type=whole_number(least), metavar="N")
         elif name in CHOICES:
             form = dict(choices=CHOICES[name])
+        elif name in ("kv_events", "kv_events_replay"):
+            form = dict(metavar="ENDPOINT")
         elif name.startswith("kv_cache"):
             form = dict(metavar=name.rpartition("_")[2].upper())
         elif isinstance(default, bool | None):

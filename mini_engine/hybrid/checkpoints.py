@@ -10,6 +10,8 @@ No request reads a checkpoint while it runs, it copies it. So any checkpoint may
 any block: the least recently used first.
 """
 
+from collections.abc import Iterable
+
 from mini_engine.hybrid.track_slots import TrackSlots
 from mini_engine.kv.radix_node import Node
 
@@ -58,6 +60,11 @@ class Checkpoints:
         if slot is not None:
             self.slots[node] = slot
         return slot
+
+    def use_nearest(self, ends: Iterable[Node]) -> None:
+        """Let the deepest checkpoint of each of these texts, which end at nodes, count as used now."""
+        for end in ends:
+            next((node for node in end.path() if self.use(node) is not None), None)
 
     def drop(self, node: Node) -> None:
         """Free a node's checkpoint, if it has one. The node and its blocks stay."""

@@ -12,7 +12,7 @@ Guessed tokens (lesson 14) may have to be taken back, so a step leaves the state
 own, and the one behind the last right token becomes the request's.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mini_engine.base.errors import UserError
@@ -48,6 +48,7 @@ class StateMemory(CacheMemory):
         interval: tokens between two checkpoints of a text; a multiple of the block size. Without checkpoint slots
             nothing is ever shared.
         num_spare: working slots that are kept for drafts: as many as a step may have.
+        waiting: returns where texts end whose next turn is expected (lesson 20); here there are none.
 
     Attributes:
         free_slots: working slots that no request holds; the last one is handed out next.
@@ -55,7 +56,14 @@ class StateMemory(CacheMemory):
 
     begins_everywhere = False
 
-    def __init__(self, states: TrackSlots, block_size: int = 16, interval: int = 256, num_spare: int = 0) -> None:
+    def __init__(
+        self,
+        states: TrackSlots,
+        block_size: int = 16,
+        interval: int = 256,
+        num_spare: int = 0,
+        waiting: Callable[[], Sequence[Node]] = tuple,
+    ) -> None:
         if interval < block_size or interval % block_size:
             raise UserError(
                 f"checkpoint_interval is {interval}; give a multiple of the block size, {block_size}: a state is found "
@@ -63,7 +71,7 @@ class StateMemory(CacheMemory):
                 param="checkpoint_interval",
             )
         self.states, self.block_size, self.interval, self.num_spare = states, block_size, interval, num_spare
-        self.checkpoints = Checkpoints(states)
+        self.checkpoints, self.waiting = Checkpoints(states), waiting
         self.free_slots = list(range(states.max_reqs, 0, -1))
         self.holds: dict[str, StateHold] = {}
 
@@ -135,7 +143,12 @@ class StateMemory(CacheMemory):
         return is_place and self.states.max_track_slots > 0
 
     def keep(self, request_id: str, table: RequestTable) -> None:
-        """Copy the request's state into a checkpoint of the node where its stored blocks end."""
+        """Copy the request's state into a checkpoint of the node where its stored blocks end.
+
+        If another one has to go, those that a next turn begins with count as used now: they go last.
+        """
+        if len(self.checkpoints.slots) == self.states.max_track_slots:
+            self.checkpoints.use_nearest(self.waiting()[-self.states.max_track_slots :])
         slot = self.checkpoints.new_checkpoint(table.shared.node)
         if slot is not None:
             self.states.copy_states(self.holds[request_id].slots[0], slot)

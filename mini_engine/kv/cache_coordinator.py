@@ -219,8 +219,10 @@ class CacheCoordinator(KvCoordinator):
         return self.prefixes.tree.policy.close(session, namespace)
 
     def close(self) -> None:
-        """Shut the connector down."""
-        self.connector.shutdown()
+        """Shut the connector down, and close the watcher even if that fails."""
+        with ExitStack() as parts:
+            parts.callback(self.prefixes.watcher.close)
+            parts.callback(self.connector.shutdown)
 
 
 def caching_manager(

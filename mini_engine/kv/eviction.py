@@ -47,6 +47,13 @@ class EvictionPolicy:
     def lost(self, leaf: Node, blocks: Sequence[int]) -> None:
         """Note that a leaf is about to lose these blocks from its end; if they are all it has, it leaves the tree."""
 
+    def waiting(self) -> Sequence[Node]:
+        """Return where texts end whose next turn is expected, in the order in which they give way.
+
+        What a memory keeps for them beside K and V should go in this order too, and last.
+        """
+        return ()
+
     def close(self, session: Hashable, namespace: Hashable) -> bool:
         """Forget a session. Return False if it is unknown."""
         return False

@@ -27,6 +27,7 @@ class Feature:
         is_padded: decode steps run as lesson 10 captures them, padded to one of a few sizes; no GPU is needed for that.
         hands_over: K and V of prompts must come from a worker, and no worker may be lost.
         is_crowd: many prompts that begin alike are asked instead of a few.
+        has_turns: each prompt is the second turn of a session, and half of what the first ones left has been evicted.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Feature:
     is_padded: bool = False
     hands_over: bool = False
     is_crowd: bool = False
+    has_turns: bool = False
 
     @property
     def starts_processes(self) -> bool:
@@ -75,14 +77,20 @@ FEATURES = (
         {"prefill_workers": 1, "handover_min_tokens": 0, "block_size": 8},  # each prompt fills a block of 8
         hands_over=True,
     ),
+    Feature(
+        "agents",
+        "l20_agents",
+        {"eviction_policy": "slru", "longest_prefix_first": True, "block_size": 8},  # a first turn fills a block of 8
+        has_turns=True,
+    ),
 )
 TIERS = ("host tier", "disk tier", "restart")
-# pairs that exclude each other; tiers need prefix caching
+# pairs that exclude each other; tiers and sessions need prefix caching
 EITHER = {
     ("reference layers", "torch layers"),
     ("int8", "int4"),
     *combinations(TIERS, 2),
-    *(("no prefix caching", tier) for tier in TIERS),
+    *(("no prefix caching", other) for other in (*TIERS, "agents")),
 }
 
 

@@ -2,16 +2,18 @@
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts.pages.matrix_cells import Cell
 from scripts.pages.matrix_judges import difference, params_of
 
-from mini_engine import LLM, SchedulerConfig
+from mini_engine import LLM, SamplingParams, SchedulerConfig
+from mini_engine.agents.sessions import Sessions
 from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.base.errors import UserError
 from mini_engine.engine.offline import Completion
+from mini_engine.kv.cache_coordinator import cache_of
 
 GROUPS = {
     "windows": 3,
@@ -64,9 +66,12 @@ def ask(cell: Cell, options: Mapping[str, Any], device: str = "cpu") -> list[lis
     for _ in range(num_engines):
         with llm_of(cell, options, device) as llm:
             for _ in range(num_rounds // num_engines):
-                rounds.append(llm.generate(asked.prompts, params, progress=False))
+                sessions = first_turns(llm, asked.prompts) if cell.has("has_turns") else {}
+                rounds.append(llm.generate(asked.prompts, params, progress=False, **sessions))
                 llm.engine.scheduler.manager.coordinator.clear()
             events.update(handed_over(llm))
+            if cell.has("has_turns"):
+                check_turns(llm)
     if cell.has("hands_over"):
         check_handed_over(events)
     if cell.has("is_crowd") and options.get("enable_prefix_caching", True):
@@ -83,6 +88,23 @@ def llm_of(cell: Cell, options: Mapping[str, Any], device: str) -> LLM:
     model, capture = cell.asked.checkpoint, no_graph if cell.has("is_padded") else None
     engine = open_engine(model, EngineConfig.of(options), "float32", device, capture)
     return LLM.for_engine(engine, Tokenizer.load(model))
+
+
+def first_turns(llm: LLM, prompts: Sequence[str]) -> dict[str, Any]:
+    """Answer all of each prompt but its end, in sessions; evict half of the cache. Returns the second turns' ids."""
+    sessions = [f"session {number}" for number in range(len(prompts))]
+    params = SamplingParams(temperature=0, max_tokens=1)  # its K and V are not stored: the prompt continues the text
+    llm.generate([llm.encode(prompt)[:-2] for prompt in prompts], params, progress=False, session_id=sessions)
+    tree = cache_of(llm.engine.scheduler.manager).prefixes.tree
+    tree.evict(tree.num_evictable // 2)
+    return {"session_id": sessions}
+
+
+def check_turns(llm: LLM) -> None:
+    """Raise NotExercised unless a second turn continued what was stored of a first one."""
+    policy = cache_of(llm.engine.scheduler.manager).prefixes.tree.policy
+    if not (isinstance(policy, Sessions) and policy.stats.asked):
+        raise NotExercised("no session had a second turn")
 
 
 def handed_over(llm: LLM) -> Mapping[str, int]:

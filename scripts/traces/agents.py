@@ -1,5 +1,6 @@
 """Course machinery. Lesson 20's trace: agents wait for tools while a crowd passes, under LRU and under sessions."""
 
+from collections.abc import Callable
 from typing import Any
 
 from scripts.traces.tape import Tape, ask, listed, plural
@@ -65,20 +66,14 @@ class Agents(Tape):
 
     def known_of(self, leaf: Node) -> str:
         """Return what the policy knows of a leaf."""
-        policy, ago = self.turns.policy, f"{self.turns.age(leaf)} s ago"
-        if not isinstance(policy, Sessions):
-            return f"used {ago}"
-        if sessions := policy.ends.get(leaf):
-            return f"{listed([session.key[1] for session in sessions])}’s session, used {ago}"
-        if policy.left.get(leaf) == leaf.last_used:
-            return f"left by a session, used {ago}"
-        return f"no session, used {ago}"
+        policy = self.turns.policy
+        return self.turns.known_of(leaf, policy if isinstance(policy, Sessions) else None)
 
     # ---------------------------------------------------------------- the story
 
     def record(self) -> None:
         """Let the same crowd pass under both policies; then compact, close, and run out of everything else."""
-        self.begin("LRU", LRU())
+        self.begin("LRU", lambda turns: LRU())
         self.show("Two agents have run a turn. Both wait for a tool, and no request holds their blocks.", MATCH)
         self.crowd(1, "Question 1 comes, is answered and leaves two blocks. They fit beside the agents’.")
         self.crowd(
@@ -86,7 +81,7 @@ class Agents(Tape):
         )
         self.crowd(3, "Question 3 evicts the end of B. The questions’ leaves stay: they are younger.")
         self.comes_back("A’s tool is done, and A finds the system prompt alone: {again} computed again.")
-        self.begin("sessions", Sessions(Limits(NUM_BLOCKS, NUM_BLOCKS), clock=lambda: self.turns.seconds))
+        self.begin("sessions", lambda turns: Sessions(Limits(NUM_BLOCKS, NUM_BLOCKS), clock=lambda: turns.seconds))
         self.show(
             "The same again, but now requests name their session, and each end has an owner.", f"{SESSIONS}.ended"
         )
@@ -98,7 +93,7 @@ class Agents(Tape):
         self.closes()
         self.last_resort()
 
-    def begin(self, act: str, policy: EvictionPolicy) -> None:
+    def begin(self, act: str, policy: Callable[[Turns], EvictionPolicy]) -> None:
         """Begin an act: an empty cache, and each agent's first turn."""
         self.act, self.turns = act, Turns(NUM_BLOCKS, policy)
         self.waits, self.closed = dict[str, int](), set[str]()

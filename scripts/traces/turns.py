@@ -4,13 +4,15 @@ A text is a list of named blocks: S is the system prompt of all, A2 the second b
 of question 3. A block's tokens are its name's number, so that equal names are equal text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from scripts.traces.sharing import below, ids_of
+from scripts.traces.tape import listed
 
+from mini_engine.agents.sessions import Sessions
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.kv.cache_coordinator import cache_of, coordinated
@@ -28,27 +30,29 @@ class Turn:
     """One request.
 
     seconds: when it comes. name: an agent's letter or a question's number. blocks: its whole text, the answer last.
-    session: what its client says it belongs to; None for a question.
+    session: what its client says it belongs to; None for a question. closes: its client closes the session then.
     """
 
     seconds: int
     name: str
     blocks: tuple[str, ...]
     session: str | None = None
+    closes: bool = False
 
 
 class Turns(CacheWatcher):
-    """Runs turns one at a time, each on the manager of an engine with this policy.
+    """Runs turns one at a time on the manager of an engine. policy: makes its eviction policy from these turns.
 
     seconds: the time, which is the latest turn's. gone: names of the blocks evicted since it began, in that order.
     """
 
-    def __init__(self, num_blocks: int, policy: EvictionPolicy) -> None:
-        cache = partial(PrefixCache, policy=policy, watcher=self)
-        self.manager = coordinated(num_blocks + 1, BLOCK_SIZE, prefixes=cache)
-        self.policy, self.tree = policy, cache_of(self.manager).prefixes.tree
+    def __init__(self, num_blocks: int, policy: Callable[["Turns"], EvictionPolicy]) -> None:
         self.seconds, self.gone = 0, list[str]()
         self.numbers, self.used = dict[str, int](), dict[int, int]()
+        self.policy = policy(self)
+        cache = partial(PrefixCache, policy=self.policy, watcher=self)
+        self.manager = coordinated(num_blocks + 1, BLOCK_SIZE, prefixes=cache)
+        self.tree = cache_of(self.manager).prefixes.tree
         self.running: tuple[Turn, Request] | None = None
 
     def ids(self, blocks: Sequence[str]) -> list[int]:
@@ -87,6 +91,8 @@ class Turns(CacheWatcher):
         ids = self.ids(turn.blocks)
         self.manager.grow(turn.name, len(ids))
         self.manager.free(turn.name, ids)
+        if turn.closes:
+            self.manager.coordinator.close_session(turn.session, None)
         self._date()
 
     def take(self, turn: Turn) -> int:
@@ -116,6 +122,15 @@ class Turns(CacheWatcher):
     def age(self, node: Node) -> int:
         """Return how many seconds ago a node was used."""
         return self.seconds - self.used[node.last_used]
+
+    def known_of(self, leaf: Node, sessions: Sessions | None) -> str:
+        """Return what a policy knows of a leaf, in words. sessions: None for one that knows its age alone."""
+        ago = f"{self.age(leaf)} s ago"
+        if sessions is None:
+            return f"used {ago}"
+        if ends := sessions.ends.get(leaf):
+            return f"{listed([str(session.key[1]) for session in ends])}’s session, {ago}"
+        return f"left behind, {ago}" if sessions.left.get(leaf) == leaf.last_used else f"no session, {ago}"
 
     def _date(self) -> None:
         for node, _ in self.nodes():

@@ -84,8 +84,8 @@ def test_a_reference_survives_a_split():
     assert (session.end, session.num_blocks) == (whole, 3), "a split leaves the text's end in the lower node"
     tree._cut(whole, 1)
     assert (session.end, session.num_blocks) == (upper, 2), (
-        "the lower part has gone. The text goes on at the node above *now*: the one that the split made, not the parent "
-        "of the day when the session referred to it"
+        "the lower part has gone. The text goes on at the node above *now*: the one that the split made, not the "
+        "parent of the day when the session referred to it"
     )
 
 
@@ -281,7 +281,8 @@ def test_a_branch_that_a_session_has_left_goes_first():
     older = hang(tree, tree.root, (9,), (9,), used=1)
     begun(sessions, trunk, "A", (1, 2, 7, 8))
     assert place(sessions, a) == LEFT, (
-        "A's prompt does not continue its text: the agent has rewritten its history, and no turn comes back to the old one"
+        "A's prompt does not continue its text: the agent has rewritten its history, and no turn "
+        "comes back to the old one"
     )
     assert sorted([older, b, a], key=sessions.rank) == [a, older, b], (
         "the dead branch first, though block 9 was used longer ago; what a session refers to last"
@@ -393,14 +394,24 @@ def test_the_number_of_sessions_is_bounded():
 
 
 def test_a_client_that_opens_many_sessions_takes_nothing_from_another_namespace():
-    tree, sessions = sessions_over(blocks=12, each=8)
+    tree, sessions = sessions_over(blocks=20, each=8)
     quiet = hang(tree, tree.root, (90, 91, 92), (90, 91, 92), namespace="quiet")
     refer(sessions, quiet, "the only one")
     for name in range(1, 11):
         refer(sessions, hang(tree, tree.root, (2 * name, 2 * name + 1), (2 * name, 2 * name + 1)), f"session {name}")
     assert sessions.num_blocks[None] <= 8, "a namespace refers to at most `each` blocks"
-    assert sessions.num_blocks.total() <= 12, "and all together to at most `blocks`"
-    assert place(sessions, quiet) == REFERENCED, "the namespace that has the most gives way, not the quiet one"
+    assert place(sessions, quiet) == REFERENCED, "the quiet namespace refers to three blocks, and keeps them"
+
+
+def test_if_all_together_have_too_many_the_largest_namespace_gives_way():
+    tree, sessions = sessions_over(blocks=8, each=8)
+    quiet = hang(tree, tree.root, (90, 91, 92), (90, 91, 92), namespace="quiet")
+    large = [hang(tree, tree.root, (name, name + 1), (name, name + 1)) for name in (1, 3, 5)]
+    for name, leaf in enumerate(large):
+        refer(sessions, leaf, f"session {name}")
+    refer(sessions, quiet, "the only one")
+    assert sessions.num_blocks.total() <= 8, "all sessions together refer to at most `blocks`"
+    assert place(sessions, quiet) == REFERENCED, "the other namespace has twice as many blocks: it gives some up"
 
 
 def test_the_default_clock_cannot_be_set():
@@ -435,7 +446,7 @@ def manager_of(num_blocks, **changes):
 
 def turn(manager, request_id, names, session=None):
     """Run a request through the manager, from its admission to its end; return how many blocks it found."""
-    text = tokens(*names) + [999]  # one token more than whole blocks: the last one is always computed
+    text = [*tokens(*names), 999]  # one token more than whole blocks: the last one is always computed
     request = Request(request_id, text, SamplingParams(), session=session)
     cache_of(manager).request_added(request)
     found = manager.allocate(request_id, text)

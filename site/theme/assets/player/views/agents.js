@@ -18,7 +18,7 @@
     pen.text("block-" + name, x + wide / 2, y + 17, name, "small mid num strong");
   }
 
-  function legend(pen, y) {
+  function legend(pen, y, canChoose) {
     const box = (look, texture) => (x, y, key) => {
       pen.rect(key, x, y, 20, 16, look);
       if (texture) pen.texture(key + "-texture", x, y, 20, 16, texture);
@@ -27,7 +27,7 @@
       ["an agent’s", box("held a")],
       ["a question’s", box("plain")],
       ["evicted now", box("free", "strokes")],
-      ["next to go", box("ring")],
+      ...(canChoose ? [] : [["next to go", box("ring")]]),
     ]);
   }
 
@@ -41,17 +41,15 @@
     return y + 34;
   }
 
-  // A row for each leaf: a parent stands in its first child's row.
+  // A row for each leaf: a parent stands in its first child's row. Returns where the next part begins.
   function tree(pen, frame, scene, top) {
-    const isWide = pen.width >= 560;
-    const row = isWide ? 38 : 48;
     const pitch = Math.min(40, (pen.width - 14 - 4 * GAP) / (scene.blocks + 1));
     const children = (name) => frame.nodes.filter((node) => node.parent === name);
-    let y = top;
+    let [y, bottom] = [top, top]; // of the row, and where the next one begins
     pen.add("circle", "root", 7, top + HIGH / 2, { class: "root", r: 6 });
     const place = (parent, fromX, fromY) => {
       children(parent).forEach((node, i) => {
-        if (i) y += row;
+        if (i) y = bottom;
         const [first] = node.blocks;
         const [x, down, middle] = [fromX + GAP, y - fromY, HIGH / 2];
         const bend = down ? `M0 ${middle}h${GAP / 2}V${down + middle}h${GAP / 2}` : `M0 ${middle}h${GAP}`;
@@ -59,18 +57,27 @@
         node.blocks.forEach((name, j) => cell(pen, name, x + j * pitch, y, pitch - 4));
         const end = x + node.blocks.length * pitch - 4;
         if (node.next) pen.rect("next", x - 3, y - 3, end - x + 6, HIGH + 6, "ring");
-        if (node.words) leaf(pen, node, isWide ? end + 12 : x, isWide ? y + 17 : y + HIGH + 14);
+        const fits = end + 24 + node.words.length * LETTERS <= pen.width; // beside it, or below
+        if (node.words) leaf(pen, node, { x, y, end }, fits ? end + 10 : x, fits ? y + 17 : y + HIGH + 14);
+        if (node.words) bottom = y + (fits ? 36 : 48);
         place(first, end, y);
       });
     };
     place("", 13, top);
-    return y + row;
+    return bottom;
   }
 
-  // What the policy knows of a leaf, or in the lab its number and what a reader knows; a click there chooses it.
-  function leaf(pen, node, x, y) {
-    const more = node.pick ? `${node.pick}: ` : "";
-    pen.text("leaf-" + node.blocks[0], x, y, clip(more + node.words, pen.width - x), "small muted num");
+  // What the policy knows of a leaf; in the lab its number too, and a click on it chooses it.
+  function leaf(pen, node, box, x, y) {
+    const [first] = node.blocks;
+    if (node.pick) pen.text("pick-" + first, x, y, node.pick, "label strong num");
+    const from = x + (node.pick ? 14 : 0);
+    const words = clip(node.words, pen.width - from);
+    pen.text("leaf-" + first, from, y, words, "small muted num");
+    if (!node.pick) return;
+    const [right, bottom] = [Math.max(box.end, from + words.length * LETTERS), Math.max(box.y + HIGH, y + 4)];
+    const place = { width: right - box.x + 6, height: bottom - box.y + 6, fill: "none", "pointer-events": "all" };
+    pen.add("rect", "hit-" + first, box.x - 3, box.y - 3, { ...place, "data-event": "-" + node.pick, cursor: "pointer" });
   }
 
   function gone(pen, frame, scene, y) {
@@ -95,12 +102,11 @@
     const after = frame.act.length * 8 + 12;
     pen.text("act", 0, 13, frame.act, "strong");
     pen.text("known", after, 13, scene.acts[frame.act], "label muted");
-    let y = legend(pen, 24);
+    let y = legend(pen, 24, frames.some((one) => one.nodes.some((node) => node.pick)));
     y = agents(pen, frame, y + 12);
-    const rows = Math.max(...frames.map(({ nodes }) => nodes.filter((node) => node.words).length));
-    const row = pen.width >= 560 ? 38 : 48;
+    const heights = frames.map((one) => tree(new pen.constructor(pen.width), one, scene, 0)); // nothing below it moves
     tree(pen, frame, scene, y + 4);
-    y = gone(pen, frame, scene, y + 4 + rows * row);
+    y = gone(pen, frame, scene, y + 6 + Math.max(...heights));
     frame.totals.forEach((total, i) => pen.text("total-" + i, 0, y + 12 + 18 * i, total, "label muted num"));
     pen.height = scores(pen, frame, y + 18 * frame.totals.length) + 4;
   };
