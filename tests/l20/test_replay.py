@@ -1,7 +1,6 @@
 """Lesson 20. The replay: what a call finds, when its first token comes, and when the next turn follows."""
 
 import pytest
-from tests.l20.loads import turns
 
 from lessons.l20_agents.replay import Rates, Replay
 from lessons.l20_agents.traces import Call
@@ -9,6 +8,7 @@ from mini_engine.agents.session import Limits
 from mini_engine.agents.sessions import Sessions
 from mini_engine.base.errors import UserError
 from mini_engine.kv.eviction import LRU
+from tests.l20.loads import turns
 
 SLOW = Rates(prefill=1.0, decode=1.0, block=1)  # a block takes a second
 
