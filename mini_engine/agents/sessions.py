@@ -36,7 +36,7 @@ class Sessions(EvictionPolicy):
         sessions: by namespace and name, the one that has been idle for longest first.
         ends: the nodes where sessions end, each with its sessions.
         left: the nodes where texts end that a session has left, with `last_used` at that time.
-        num_blocks: blocks that the sessions of each namespace refer to.
+        num_sessions: sessions of each namespace. num_blocks: blocks that these refer to.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Sessions(EvictionPolicy):
         self.sessions: OrderedDict[tuple[Hashable, Hashable], Session] = OrderedDict()
         self.ends: dict[Node, set[Session]] = {}
         self.left: dict[Node, int] = {}
+        self.num_sessions: Counter[Hashable] = Counter()
         self.num_blocks: Counter[Hashable] = Counter()
         self.stats = SessionStats()
         self._fallen: dict[Node, None] = {}  # each node once: nobody may ask for a long time
@@ -170,10 +171,19 @@ class Sessions(EvictionPolicy):
         key = prefix.namespace, prefix.session
         if key not in self.sessions:
             if len(self.sessions) >= self.limits.sessions:
-                self._forget(next(iter(self.sessions.values())))
+                self._forget(self._crowded_out())
             self.sessions[key] = Session(key, prefix.num_stored)
+            add(self.num_sessions, prefix.namespace, 1)
         self._touch(self.sessions[key])
         return self.sessions[key]
+
+    def _crowded_out(self) -> Session:
+        """Return the session that goes for a new one: of the namespace that has the most, the one idle for longest.
+
+        So a client that opens any number of sessions costs the others none of theirs.
+        """
+        crowd = max(self.num_sessions, key=self.num_sessions.__getitem__)
+        return next(one for one in self.sessions.values() if one.namespace == crowd)
 
     def _touch(self, session: Session) -> None:
         session.seen = self.clock()
@@ -187,18 +197,13 @@ class Sessions(EvictionPolicy):
     def _refer(self, session: Session, node: Node, num_blocks: int) -> None:
         session.end, session.num_blocks = node, num_blocks
         self.ends.setdefault(node, set()).add(session)
-        self._add(session.namespace, session.num_own)
-
-    def _add(self, namespace: Hashable, num_blocks: int) -> None:
-        self.num_blocks[namespace] += num_blocks
-        if not self.num_blocks[namespace]:
-            del self.num_blocks[namespace]  # clients choose namespaces: there may be any number of them
+        add(self.num_blocks, session.namespace, session.num_own)
 
     def _release(self, session: Session) -> None:
         """Give up the session's reference, if it has one. Its leaf goes earlier now."""
         if session.end is None:
             return
-        self._add(session.namespace, -session.num_own)
+        add(self.num_blocks, session.namespace, -session.num_own)
         sessions = self.ends[session.end]
         sessions.remove(session)
         if not sessions:
@@ -209,6 +214,7 @@ class Sessions(EvictionPolicy):
     def _forget(self, session: Session) -> None:
         self._release(session)
         del self.sessions[session.key]
+        add(self.num_sessions, session.namespace, -1)
 
     def _expire(self) -> None:
         """Forget the sessions that have been idle for too long."""
@@ -235,3 +241,10 @@ class Sessions(EvictionPolicy):
             crowd = max(self.num_blocks, key=self.num_blocks.__getitem__)
         holders = [one for one in self.sessions.values() if one.end is not None and one.namespace == crowd]
         return holders[0 if self.clock() - holders[0].seen >= self.limits.patience else -1]
+
+
+def add(counts: Counter[Hashable], namespace: Hashable, number: int) -> None:
+    """Add to a count, and drop it at 0: clients choose namespaces, so there may be any number of them."""
+    counts[namespace] += number
+    if not counts[namespace]:
+        del counts[namespace]

@@ -228,7 +228,8 @@ class LLM:
     @taking_turns
     def close_session(self, session_id: str) -> bool:
         """Forget a conversation: its KV stays cached and is evicted in the usual order. Return False if unknown."""
-        return self.engine.close_session(session_id)
+        [session] = sessions_for([()], session_id)
+        return self.engine.close_session(session)
 
     @taking_turns
     def encode_chat(self, conversation: object, tools: object = None, variables: Any = None) -> list[int]:

@@ -170,7 +170,7 @@ class Engine:
         Args:
             priority: with the policy "priority", smaller numbers go first.
             namespace: only requests of the same namespace may share KV.
-            session: the conversation that it is a turn of; its cached KV may be kept for the next one (lesson 20).
+            session: the conversation that it is a turn of; its cached KV may be kept for the next one.
 
         Raises:
             UserError: the prompt is empty, too long for the model or for the whole pool, or has ids outside the

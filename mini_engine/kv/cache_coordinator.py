@@ -210,12 +210,11 @@ class CacheCoordinator(KvCoordinator):
     def close_session(self, session: Hashable, namespace: Hashable) -> bool:
         """Tell the policy that the session has no next turn.
 
-        Requests of the session that still wait, or begin again after a preemption, would open it again: they become
-        nobody's.
+        Its requests that still wait, or begin again after a preemption, would open it again, so they are forgotten.
         """
-        for request in list(self.requests.values()):
+        for request_id, request in list(self.requests.items()):
             if (request.session, request.namespace) == (session, namespace):
-                request.session = None
+                del self.requests[request_id]
         return self.prefixes.tree.policy.close(session, namespace)
 
     def close(self) -> None:

@@ -113,7 +113,7 @@ class KvCoordinator:
             table.free()
 
     def close_session(self, session: Hashable, namespace: Hashable) -> bool:
-        """Forget a conversation whose cached KV was kept for its next turn (lesson 20). Return False if unknown."""
+        """Forget a conversation whose cached KV was kept for its next turn. Return False if unknown."""
         return False
 
     def clear(self) -> None:

@@ -45,7 +45,7 @@ class Backend(Protocol):
     @property
     def stuck(self) -> str: ...
     async def submit(self, jobs: Sequence[Job]) -> Answers: ...
-    async def close_session(self, session: Hashable, namespace: Hashable) -> bool: ...
+    async def close_session(self, session: Hashable, namespace: Hashable, /) -> bool: ...
     def end_all(self, error: str) -> None: ...
 
 
@@ -110,8 +110,8 @@ class Service:
         self.check_prompt_logprobs(wanted, sum(map(len, prompts)))
         params = wanted.params_of_all([self.limits.max_tokens - len(ids) for ids in prompts], grammar)
         owners = [ids for ids in prompts for _ in range(wanted.n)]
-        hints = {"namespace": wanted.cache_salt, "session": wanted.session_id}
-        return [Job(ids, each, **hints) for ids, each in zip(owners, params, strict=True)]
+        salt, session = wanted.cache_salt, wanted.session_id
+        return [Job(ids, each, salt, session=session) for ids, each in zip(owners, params, strict=True)]
 
     async def close_session(self, asked: CloseSession, request: Request) -> dict[str, bool]:
         """Forget a conversation of this client. If there is none, that is no error: it may have expired."""
