@@ -27,14 +27,21 @@ class LongestPrefixFirst:
         self.steps: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
 
     def __call__(self, waiting: list[Request]) -> None:
-        """Sort `waiting` in place."""
+        """Sort `waiting` in place, and count one more step for each of these requests.
+
+        The `most` that arrived first are sorted by `rank`; the others follow by arrival, and are not looked up.
+        """
         for request in waiting:
             self.steps[request] = self.steps.get(request, 0) + 1
         waiting.sort(key=lambda request: request.arrival)
         waiting[: self.most] = sorted(waiting[: self.most], key=self.rank)
 
     def rank(self, request: Request) -> tuple[int, ...]:
-        """Return a sort key, smallest first."""
+        """Return a sort key, smallest first; `steps` has how long the request has waited.
+
+        Requests that have waited for more than `max_steps` steps go first, by arrival. The others follow by how many of
+        their tokens are cached, the most first; among equals, by arrival.
+        """
         if self.steps[request] > self.max_steps:
             return (0, request.arrival)
         return (1, -self.num_cached(request), request.arrival)

@@ -24,7 +24,10 @@ class SLRU(EvictionPolicy):
         self.threshold = threshold
 
     def rank(self, leaf: Node) -> tuple[int, ...]:
-        """See `EvictionPolicy.rank`. A prefix never loses its protection: `num_hits` does not fall."""
+        """Return a sort key: leaves found fewer than `threshold` times (`num_hits`) first, LRU within each segment.
+
+        See `EvictionPolicy.rank`. A prefix never loses its protection: `num_hits` does not fall.
+        """
         return (int(leaf.num_hits >= self.threshold), leaf.last_used)
 
 
@@ -57,7 +60,10 @@ class TLRU(EvictionPolicy):
         self.histories: dict[Node, History] = {}
 
     def num_safe(self, leaf: Node) -> int:
-        """Return how many blocks at the leaf's end its conversation's next turn can spare."""
+        """Return how many blocks at the leaf's end its conversation's next turn can compute without being late.
+
+        Never more than the leaf has; 0 if no conversation ends here, or if it has lost as much as it can spare.
+        """
         history = self.histories.get(leaf)
         if history is None:
             return 0

@@ -14,7 +14,7 @@ Soft references, and closing: SGLang's session-aware radix cache.
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from mini_engine.agents.session import Limits, Session, SessionStats
 from mini_engine.kv.eviction import LRU, EvictionPolicy
@@ -36,7 +36,7 @@ class Sessions(EvictionPolicy):
         sessions: by namespace and name, the one that has been idle for longest first.
         ends: the nodes where sessions end, each with its sessions.
         left: the nodes where texts end that a session has left, with `last_used` at that time.
-        num_blocks: blocks that the sessions of each namespace refer to.
+        num_sessions: sessions of each namespace. num_blocks: blocks that these refer to.
     """
 
     def __init__(
@@ -46,9 +46,24 @@ class Sessions(EvictionPolicy):
         self.sessions: OrderedDict[tuple[Hashable, Hashable], Session] = OrderedDict()
         self.ends: dict[Node, set[Session]] = {}
         self.left: dict[Node, int] = {}
+        self.num_sessions: Counter[Hashable] = Counter()
         self.num_blocks: Counter[Hashable] = Counter()
         self.stats = SessionStats()
-        self._fallen: list[Node] = []
+        self._fallen: dict[Node, None] = {}  # each node once: nobody may ask for a long time
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """See `EvictionPolicy.counts`."""
+        stats = self.stats
+        return {
+            **self.policy.counts,
+            "sessions": len(self.sessions),
+            "session_blocks": self.num_blocks.total(),
+            "session_blocks_asked": stats.asked,
+            "session_blocks_found": stats.found,
+            "session_blocks_evicted": stats.evicted,
+            "session_texts_left": stats.num_left,
+        }
 
     # ---------------------------------------------------------------- the order
 
@@ -62,9 +77,13 @@ class Sessions(EvictionPolicy):
         return self.policy.num_ready(leaf)
 
     def fallen(self) -> Iterable[Node]:
-        """See `EvictionPolicy.fallen`: the leaves that a session no longer refers to, or has left."""
+        """Return the leaves that go earlier now, as `EvictionPolicy.fallen` says; each of them once.
+
+        Sessions that have been idle for too long are forgotten first. Then: the leaves that sessions have ceased to
+        refer to since the last call (`_fallen`), and those that the other policy reports.
+        """
         self._expire()
-        fallen, self._fallen = self._fallen, []
+        fallen, self._fallen = self._fallen, {}
         return [*fallen, *self.policy.fallen()]
 
     def waiting(self) -> Sequence[Node]:
@@ -78,7 +97,12 @@ class Sessions(EvictionPolicy):
     # ---------------------------------------------------------------- a turn
 
     def began(self, prefix: SharedPrefix) -> None:
-        """See `EvictionPolicy.began`. A session whose text the prompt does not continue has left it."""
+        """Note that a turn begins, as `EvictionPolicy.began` says. The other policy is told of every request.
+
+        If the request names a session, that one (`_known`) has one more running turn. If the prompt continues its text,
+        what it finds is counted (`_count`). Otherwise the session has left its text: its reference, if it has one, is
+        given up, the node where it ended goes into `left` with its `last_used`, and `num_left` counts that.
+        """
         self.policy.began(prefix)
         if prefix.session is None:
             return
@@ -107,14 +131,23 @@ class Sessions(EvictionPolicy):
             self._keep_limits(session)
 
     def close(self, session: Hashable, namespace: Hashable) -> bool:
-        """See `EvictionPolicy.close`. Nothing is freed: its blocks return to the other policy's order."""
+        """Forget a session, and give up its reference. Return False if the namespace has none of this name.
+
+        Nothing is evicted: its blocks return to the other policy's order.
+        """
         known = self.sessions.get((namespace, session))
         if known is not None:
             self._forget(known)
         return known is not None
 
     def lost(self, leaf: Node, blocks: Sequence[int]) -> None:
-        """See `EvictionPolicy.lost`. A session that ended in a leaf that goes ends at the node above from now on."""
+        """Let references follow what remains of their texts. Called before the leaf loses these blocks from its end.
+
+        See `EvictionPolicy.lost`; the other policy is told, too. Each session that ends in this leaf refers to fewer
+        blocks from now on: in the same leaf, at the node above if the leaf goes, or nowhere if no block remains. In the
+        same way, what is `left` goes on at the node above, with the same tick, unless that is the root. `stats.evicted`
+        counts blocks that a session referred to.
+        """
         self.policy.lost(leaf, blocks)
         is_gone, above = len(blocks) == len(leaf.blocks), leaf.parent
         sessions = list(self.ends.get(leaf, ()))
@@ -123,7 +156,11 @@ class Sessions(EvictionPolicy):
             self._release(session)
             if remaining := session.num_blocks - len(blocks):
                 self._refer(session, above if is_gone and above else leaf, remaining)
-        if is_gone and (tick := self.left.pop(leaf, None)) is not None and above is not None and above.parent:
+        if not is_gone:
+            return
+        self._fallen.pop(leaf, None)
+        tick = self.left.pop(leaf, None)
+        if tick is not None and above is not None and above.parent is not None:
             self.left[above] = tick
 
     # ---------------------------------------------------------------- references and their limits
@@ -134,10 +171,19 @@ class Sessions(EvictionPolicy):
         key = prefix.namespace, prefix.session
         if key not in self.sessions:
             if len(self.sessions) >= self.limits.sessions:
-                self._forget(next(iter(self.sessions.values())))
+                self._forget(self._crowded_out())
             self.sessions[key] = Session(key, prefix.num_stored)
+            add(self.num_sessions, prefix.namespace, 1)
         self._touch(self.sessions[key])
         return self.sessions[key]
+
+    def _crowded_out(self) -> Session:
+        """Return the session that goes for a new one: of the namespace that has the most, the one idle for longest.
+
+        So a client that opens any number of sessions costs the others none of theirs.
+        """
+        crowd = max(self.num_sessions, key=self.num_sessions.__getitem__)
+        return next(one for one in self.sessions.values() if one.namespace == crowd)
 
     def _touch(self, session: Session) -> None:
         session.seen = self.clock()
@@ -151,28 +197,24 @@ class Sessions(EvictionPolicy):
     def _refer(self, session: Session, node: Node, num_blocks: int) -> None:
         session.end, session.num_blocks = node, num_blocks
         self.ends.setdefault(node, set()).add(session)
-        self._add(session.namespace, session.num_own)
-
-    def _add(self, namespace: Hashable, num_blocks: int) -> None:
-        self.num_blocks[namespace] += num_blocks
-        if not self.num_blocks[namespace]:
-            del self.num_blocks[namespace]  # clients choose namespaces: there may be any number of them
+        add(self.num_blocks, session.namespace, session.num_own)
 
     def _release(self, session: Session) -> None:
         """Give up the session's reference, if it has one. Its leaf goes earlier now."""
         if session.end is None:
             return
-        self._add(session.namespace, -session.num_own)
+        add(self.num_blocks, session.namespace, -session.num_own)
         sessions = self.ends[session.end]
         sessions.remove(session)
         if not sessions:
             del self.ends[session.end]
-            self._fallen.append(session.end)
+            self._fallen[session.end] = None
         session.end = None
 
     def _forget(self, session: Session) -> None:
         self._release(session)
         del self.sessions[session.key]
+        add(self.num_sessions, session.namespace, -1)
 
     def _expire(self) -> None:
         """Forget the sessions that have been idle for too long."""
@@ -199,3 +241,10 @@ class Sessions(EvictionPolicy):
             crowd = max(self.num_blocks, key=self.num_blocks.__getitem__)
         holders = [one for one in self.sessions.values() if one.end is not None and one.namespace == crowd]
         return holders[0 if self.clock() - holders[0].seen >= self.limits.patience else -1]
+
+
+def add(counts: Counter[Hashable], namespace: Hashable, number: int) -> None:
+    """Add to a count, and drop it at 0: clients choose namespaces, so there may be any number of them."""
+    counts[namespace] += number
+    if not counts[namespace]:
+        del counts[namespace]

@@ -17,6 +17,7 @@ CHOICES = {
     "backend": ("auto", "packed", "torch", "fused", "reference"),
     "kv_dtype": ("auto", "int8", "int4"),
     "eviction_policy": ("lru", "lfu", "fifo", "slru", "tlru"),
+    "kv_events_format": ("map", "array"),
 }
 LEAST = {
     "kv_bytes": 1,
@@ -39,6 +40,7 @@ NEEDS = {
     "handover_bytes": "prefill_workers",
     "handover_min_tokens": "prefill_workers",
     "tlru_next_prompt_estimate": "tlru_threshold",
+    "kv_events_replay": "kv_events",
 }
 SWITCHES = ("enable_prefix_caching", "enable_sessions", "longest_prefix_first", "kv_always")
 
@@ -61,6 +63,9 @@ class EngineConfig:
         turn may compute without being late, and takes tlru_next_prompt_estimate, those that a turn adds.
     enable_sessions: evict what a session's next turn needs after everything else (lesson 20).
     longest_prefix_first: admit waiting requests whose prefixes are cached first (lesson 20).
+    kv_events, kv_events_replay: ZeroMQ endpoints, such as "tcp://127.0.0.1:5557", at which others follow what the
+        prefix cache holds, and get again what they have missed (lesson 20). Events contain the tokens of all prompts.
+        kv_events_format: "array" for subscribers of vLLM before its version 0.24.
     max_track_slots, checkpoint_interval: how many checkpoints of states a hybrid keeps, and how many tokens apart
         (lesson 11).
     kv_dtype: "int8" stores K and V as int8 with a scale for each token and head (lesson 17): about twice the tokens in
@@ -95,8 +100,11 @@ class EngineConfig:
     eviction_policy: str = "lru"
     tlru_threshold: int | None = None
     tlru_next_prompt_estimate: int | None = None
-    enable_sessions: bool = True
+    enable_sessions: bool = False
     longest_prefix_first: bool = False
+    kv_events: str | None = None
+    kv_events_replay: str | None = None
+    kv_events_format: str = "map"
     max_track_slots: int | None = None
     checkpoint_interval: int | None = None
     kv_dtype: str = "auto"
@@ -153,6 +161,10 @@ class EngineConfig:
             path = getattr(self, name)
             if path is not None and (path == "" or not isinstance(path, str | os.PathLike)):
                 raise UserError(f"{name} is {shown(path)}; name a {what}", param=name)
+        for name in ("kv_events", "kv_events_replay"):
+            place = getattr(self, name)
+            if place is not None and (place == "" or not isinstance(place, str)):
+                raise UserError(f"{name} is {shown(place)}; give an endpoint, such as tcp://127.0.0.1:5557", param=name)
         for name, needed in NEEDS.items():
             value = getattr(self, name)
             if value is not None and not getattr(self, needed):
@@ -165,6 +177,12 @@ class EngineConfig:
             raise UserError(
                 "tiers keep the prefixes of lesson 8's tree, and prefix caching is off; turn it on, or leave out "
                 "kv_cache_dir, kv_host_bytes and kv_disk_bytes",
+                param="enable_prefix_caching",
+            )
+
+        if self.kv_events is not None and not self.enable_prefix_caching:
+            raise UserError(
+                "kv_events tells what the prefix cache holds, and prefix caching is off; turn it on, or leave it out",
                 param="enable_prefix_caching",
             )
 

@@ -48,7 +48,7 @@ def storage_of(model: Any, config: EngineConfig, pools: Pools, budget: int) -> S
         kinds.insert(0, kind)  # its tables first: a state's slots are added to them
     caches = config.enable_prefix_caching and (states is None or states.max_track_slots > 0)
     memories = [kind.memory for kind in reversed(kinds) if kind.memory is not None]
-    coordinator = coordinator_for(memories, caches, allocator, policy)
+    coordinator = coordinator_for(memories, caches, allocator, policy, watcher_of(config))
     own = {"kv": kv} if states is None else {"kv": kv, "states": states}
     store = kv if set(layers) == {Full()} else pools.store(store_of, model, **own)
     return Storage(store, kv, maker.copier(kv), coordinator, kinds)
@@ -180,19 +180,20 @@ def window_kind(layers: Sequence[Kind], num_blocks: int, config: EngineConfig) -
 
 
 def coordinator_for(
-    memories: "Sequence[CacheMemory]", caches: bool, allocator: Any, policy: Any
+    memories: "Sequence[CacheMemory]", caches: bool, allocator: Any, policy: Any, watcher: Any = None
 ) -> Callable[..., KvCoordinator]:
     """Return the maker of the manager's coordinator.
 
     Args:
         memories: what requests need beside their tables, the one that keeps the fewest places first.
-        caches: prefixes are shared. allocator, policy: as for lesson 8's PrefixCache.
+        caches: prefixes are shared. allocator, policy, watcher: as for lesson 8's PrefixCache; None for its own.
     """
     if not memories and not caches:
         return KvCoordinator
     from mini_engine.kv.cache_coordinator import CacheCoordinator  # without prefix caching, lesson 8 is not needed
     from mini_engine.kv.memory import NO_MEMORY
     from mini_engine.kv.prefix_cache import PrefixCache
+    from mini_engine.kv.watcher import NO_WATCHER
 
     memory = memories[0] if memories else NO_MEMORY
     if len(memories) > 1:
@@ -201,7 +202,14 @@ def coordinator_for(
         memory = Memories(memories)
     # without prefix caching: a tree that keeps nothing
     capacity = None if caches else 0
-    prefixes = partial(PrefixCache, capacity=capacity, policy=policy, memory=memory, allocator=allocator)
+    prefixes = partial(
+        PrefixCache,
+        capacity=capacity,
+        policy=policy,
+        memory=memory,
+        allocator=allocator,
+        watcher=watcher or NO_WATCHER,
+    )
     return partial(CacheCoordinator, prefixes=prefixes)
 
 
@@ -229,6 +237,19 @@ def eviction_policy(config: EngineConfig, num_blocks: int) -> "EvictionPolicy | 
     from mini_engine.agents.sessions import Sessions
 
     return Sessions(Limits.of_pool(num_blocks), policy)
+
+
+def watcher_of(config: EngineConfig) -> Any:
+    """Return lesson 20's publisher of what the prefix cache holds, or None.
+
+    Raises:
+        UserError: an endpoint cannot be opened, or a library is missing.
+    """
+    if config.kv_events is None:
+        return None
+    from mini_engine.agents.publisher import Publisher
+
+    return Publisher(config.block_size, config.kv_events, config.kv_events_replay, config.kv_events_format)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from mini_engine.base.values import shown
 from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.engine.answer import AnswerReader, TextDelta, WholeAnswer
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.offline import Completion, generate_all
+from mini_engine.engine.offline import Completion, generate_all, sessions_for
 from mini_engine.engine.request import Ending, Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.model.causal_lm import CausalLM
@@ -147,6 +147,8 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = True,
+        *,
+        session_id: str | Sequence[str | None] | None = None,
     ) -> list[Completion]:
         """Answer one prompt or many, batched together. Returns a completion for each, in their order.
 
@@ -157,13 +159,15 @@ class LLM:
             params: for all prompts, or one for each. None is `get_default_sampling_params()`: temperature 1, 16 tokens
                 and whatever the checkpoint suggests, as in vLLM. Parameters that are given are used as they are.
             progress: show a progress bar on a terminal and one line of figures at the end, both on stderr.
+            session_id: names the conversation that the prompts are turns of, or a list with one for each: with
+                enable_sessions, what its next turn needs is evicted last (lesson 20). `close_session` ends it.
 
         Raises:
-            UserError: a prompt or `params` is of the wrong type; nothing has run.
+            UserError: a prompt, `params` or `session_id` is of the wrong type; nothing has run.
         """
         ids = [self.encode(prompt) for prompt in listed(prompts)]
         wanted = [self.default_params(len(each)) for each in ids] if params is None else params
-        return generate_all(self.engine, ids, wanted, progress, lambda r: WholeAnswer(r, self.tokenizer))
+        return generate_all(self.engine, ids, wanted, progress, lambda r: WholeAnswer(r, self.tokenizer), session_id)
 
     @taking_turns
     def chat(
@@ -172,6 +176,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = True,
         *,
+        session_id: str | Sequence[str | None] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Completion]:
@@ -186,7 +191,7 @@ class LLM:
         several = is_sequence(messages) and len(messages) > 0 and not is_conversation(messages)
         conversations = messages if several else [messages]
         ids = [self.encode_chat(conversation, tools, chat_template_kwargs) for conversation in conversations]
-        return self.generate(ids, params, progress)
+        return self.generate(ids, params, progress, session_id=session_id)
 
     @taking_turns
     def stream(
@@ -194,6 +199,7 @@ class LLM:
         prompt: Prompt | Sequence[Message],
         params: SamplingParams | None = None,
         *,
+        session_id: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> "Stream":
@@ -203,10 +209,11 @@ class LLM:
         the request and frees its blocks.
 
         Args:
+            session_id: names the conversation, as in `generate`.
             tools, chat_template_kwargs: of a conversation, as in `chat`.
 
         Raises:
-            UserError: the prompt or `params` is invalid; nothing has run.
+            UserError: the prompt, `params` or `session_id` is invalid; nothing has run.
         """
         if not isinstance(params, SamplingParams | None):
             raise UserError(f"params is {shown(params)}; give SamplingParams", param="params")
@@ -214,8 +221,15 @@ class LLM:
         ids = self.encode_chat(prompt, tools, chat_template_kwargs) if is_chat else self.encode(prompt)
         wanted = params or self.default_params(len(ids))
         self.tokenizer.check_stops(wanted.stop)
-        request = self.engine.add_request(next(self._stream_ids), ids, wanted)
+        [session] = sessions_for([ids], session_id)
+        request = self.engine.add_request(next(self._stream_ids), ids, wanted, session=session)
         return Stream(self.engine, request, AnswerReader(request, self.tokenizer), self.turn)
+
+    @taking_turns
+    def close_session(self, session_id: str) -> bool:
+        """Forget a conversation: its KV stays cached and is evicted in the usual order. Return False if unknown."""
+        [session] = sessions_for([()], session_id)
+        return self.engine.close_session(session)
 
     @taking_turns
     def encode_chat(self, conversation: object, tools: object = None, variables: Any = None) -> list[int]:

@@ -19,6 +19,11 @@ ENGINE_OPTIONS = {  # fields of EngineConfig
     "block_size": "default: 16",
     "num_blocks": "blocks of the KV pool (default: 1 GiB)",
     "enable_prefix_caching": "share prefixes between requests (default: yes)",
+    "eviction_policy": "which cached prefix is evicted first (default: lru)",
+    "tlru_threshold": "for tlru: tokens that a turn may compute without being late",
+    "tlru_next_prompt_estimate": "for tlru: tokens that a turn adds (default: 0)",
+    "enable_sessions": "evict what sessions need last; clients name theirs in session_id (default: no)",
+    "longest_prefix_first": "admit waiting requests by the length of their cached prefix",
     "kv_dtype": "int8: twice the tokens in the same memory, and slightly different answers; int4: three times the "
     "tokens, less accurate (default: the model's dtype)",
     "tensor_parallel_size": "processes that share the model's heads (default: 1)",
@@ -27,6 +32,9 @@ ENGINE_OPTIONS = {  # fields of EngineConfig
     "kv_cache_key_file": "at least 32 random bytes that seal what is in DIR",
     "kv_always": "load KV from a tier even where recomputing is faster",
     "kv_disk_bytes": "size limit of DIR (default: 4 GiB)",
+    "kv_events": "publish there what the prefix cache holds, with the tokens of all prompts (default: nowhere)",
+    "kv_events_replay": "publish missed events again there",
+    "kv_events_format": "array: for subscribers of vLLM before 0.24 (default: map)",
     "prefill_workers": "processes that compute prompts, so that running answers need not wait for them (default: 0)",
     "handover_bytes": "shared memory for their KV (default: 256 MiB)",
     "handover_min_tokens": "compute shorter prompts here (default: 64)",
@@ -38,7 +46,11 @@ STEP_OPTIONS = {  # fields of SchedulerConfig; the server sets the policy
     "watermark": "blocks kept free per running request (default: 0.5)",
     "reserve_answers": "admit only what needs no preemption",
 }
-SHORT = {"enable_prefix_caching": ["--prefix-caching"], "tensor_parallel_size": ["--tp", "--tensor-parallel-size"]}
+SHORT = {
+    "enable_prefix_caching": ["--prefix-caching"],
+    "enable_sessions": ["--sessions"],
+    "tensor_parallel_size": ["--tp", "--tensor-parallel-size"],
+}
 
 
 def add_fields(parser: argparse.ArgumentParser, config: type, texts: Mapping[str, str]) -> None:
@@ -49,6 +61,8 @@ def add_fields(parser: argparse.ArgumentParser, config: type, texts: Mapping[str
             form: dict[str, Any] = dict(type=whole_number(least), metavar="N")
         elif name in CHOICES:
             form = dict(choices=CHOICES[name])
+        elif name in ("kv_events", "kv_events_replay"):
+            form = dict(metavar="ENDPOINT")
         elif name.startswith("kv_cache"):
             form = dict(metavar=name.rpartition("_")[2].upper())
         elif isinstance(default, bool | None):

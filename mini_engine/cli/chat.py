@@ -14,6 +14,7 @@ HELP = """/stats   turn tokens/s and KV figures after each answer on or off
 /help    show this list
 /quit    leave; Ctrl-D does too (on Windows Ctrl-Z and Enter)
 Ctrl-C stops an answer and keeps the session open."""
+SESSION = "chat"  # its name for the cache
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +41,7 @@ class Session:
             return False
         if command == "/reset":
             self.messages = list(self.system)
+            self.llm.close_session(SESSION)
             print("(conversation cleared)")
         elif command == "/stats":
             self.show_stats = not self.show_stats
@@ -57,7 +59,7 @@ class Session:
 
         messages = [*self.messages, {"role": "user", "content": text}]
         try:
-            deltas = self.llm.stream(messages, self.params, chat_template_kwargs=self.variables)
+            deltas = self.llm.stream(messages, self.params, session_id=SESSION, chat_template_kwargs=self.variables)
         except UserError as error:
             print(f"({error}; /reset starts over)")
             return

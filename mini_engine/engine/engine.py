@@ -170,7 +170,7 @@ class Engine:
         Args:
             priority: with the policy "priority", smaller numbers go first.
             namespace: only requests of the same namespace may share KV.
-            session: the conversation that it is a turn of; its cached KV may be kept for the next one (lesson 20).
+            session: the conversation that it is a turn of; its cached KV may be kept for the next one.
 
         Raises:
             UserError: the prompt is empty, too long for the model or for the whole pool, or has ids outside the
@@ -184,7 +184,8 @@ class Engine:
         params.check_fits(self.config.vocab_size, self.config.eos_token_ids)
         stop_ids = params.stop_ids(self.config.eos_token_ids)
         if params.prompt_logprobs is not None:
-            namespace = object()  # unique, even if the id is reused: tokens found in the cache have no logits
+            # unique, even if the id is reused: tokens found in the cache have no logits. No next turn finds it either
+            namespace, session = object(), None
         request = Request(request_id, list(prompt_ids), params, priority, stop_ids, namespace, session)
         self.scheduler.add(request)
         try:
@@ -193,6 +194,10 @@ class Engine:
             self.abort(request_id)
             raise
         return request
+
+    def close_session(self, session: Hashable, namespace: Hashable = None) -> bool:
+        """Forget a conversation whose cached KV was kept for its next turn. Return False if it is unknown."""
+        return self.scheduler.manager.coordinator.close_session(session, namespace)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
         """End a request now, whatever its state, and free its blocks. Return False if no unfinished one has this id.

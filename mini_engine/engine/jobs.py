@@ -14,12 +14,14 @@ class Job(NamedTuple):
 
     namespace: prefixes are shared only within it (lesson 8).
     priority: with the scheduler's policy "priority", smaller numbers go first.
+    session: the conversation that it is a turn of, if the client says so (lesson 20).
     """
 
     prompt_ids: Sequence[int]
     params: SamplingParams
     namespace: Hashable = None
     priority: int = 0
+    session: Hashable = None
 
 
 class Answers:

@@ -1,7 +1,7 @@
 """Lesson 5. Offline use: submit all prompts at once, return all answers at the end. No tokenizer is needed."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -94,6 +94,7 @@ def generate_all(
     params: SamplingParams | Sequence[SamplingParams],
     progress: bool = True,
     reader: Callable[[Request], Reader] = NoText,
+    sessions: str | Sequence[str | None] | None = None,
 ) -> list[Completion]:
     """Answer all prompts; return the answers in the same order. An invalid prompt gets an error; the others run.
 
@@ -102,12 +103,13 @@ def generate_all(
         params: one SamplingParams for all prompts, or one for each.
         progress: show a progress bar (on a terminal) and a summary line at the end, both on stderr.
         reader: creates the Reader for a request.
+        sessions: the conversation that all prompts are turns of, or one for each.
 
     Raises:
-        UserError: `params` has the wrong type or length; nothing has run.
+        UserError: `params` or `sessions` has the wrong type or length; nothing has run.
     """
-    each = params_for(prompts, params)
-    with _submitted(engine, prompts, each) as jobs, progress_bar(len(prompts), progress) as show:
+    each = params_for(prompts, params), sessions_for(prompts, sessions)
+    with _submitted(engine, prompts, *each) as jobs, progress_bar(len(prompts), progress) as show:
         readers = {job.id: reader(job) for job in jobs if isinstance(job, Request)}
         unfinished = {job.id: job for job in jobs if isinstance(job, Request)}
         summary = Summary()
@@ -149,16 +151,31 @@ def params_for(
     return each
 
 
+def sessions_for(prompts: Sequence[object], sessions: str | Sequence[str | None] | None) -> Sequence[str | None]:
+    """Return a session for each prompt, or None. Raises UserError if `sessions` has the wrong type or length."""
+    each = [sessions] * len(prompts) if isinstance(sessions, str | None) else sessions
+    if not isinstance(each, Sequence) or not all(isinstance(name, str | None) and name != "" for name in each):
+        what = "give a text that names the conversation, or a list with one for each prompt"
+        raise UserError(f"session_id is {shown(sessions)}; {what}", param="session_id")
+    if len(each) != len(prompts):
+        what = "give one for all, or one for each prompt"
+        raise UserError(f"{len(prompts)} prompts and {len(each)} session ids; {what}", param="session_id")
+    return each
+
+
 @contextmanager
 def _submitted(
-    engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    sessions: Sequence[Hashable],
 ) -> Iterator[list[Request | Completion]]:
     """Yield the engine's request for each prompt, or its error. On exit, abort the unfinished requests."""
     jobs: list[Request | Completion] = []
     try:
-        for i, (prompt_ids, wanted) in enumerate(zip(prompts, params, strict=True)):
+        for i, (prompt_ids, wanted, session) in enumerate(zip(prompts, params, sessions, strict=True)):
             try:
-                jobs.append(engine.add_request(f"prompt-{i}", prompt_ids, wanted))
+                jobs.append(engine.add_request(f"prompt-{i}", prompt_ids, wanted, session=session))
             except NotImplementedError:  # an unimplemented task
                 raise
             except Exception as error:  # only this prompt's; a grammar may raise anything

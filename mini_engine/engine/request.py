@@ -40,7 +40,7 @@ class Request:
     priority: with the scheduler's policy "priority", smaller numbers go first.
     stop_ids: the tokens that end the answer, `params.stop_ids(...)`.
     namespace: only requests of the same namespace may share KV.
-    session: the conversation that it is a turn of, if the client says so: a hint for what to evict (lesson 20).
+    session: the conversation that it is a turn of, if the client says so: a hint for what to evict.
     token_ids: the prompt followed by the answer so far, `output_ids`; only `append` and `keep` change either.
     matcher: the state of the answer in `params.grammar`.
     prompt_logprobs: those of the prompt's tokens from the second on, as far as computed, if `params` asks for them.

@@ -64,7 +64,7 @@ class Scheduler:
     One thread calls it. A request may be aborted between any two calls, even while a step is in flight.
 
     Args:
-        arrange: sorts `waiting` before each step that may admit some of them (lesson 20).
+        arrange: sorts `waiting` before each step that may admit some of them.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, closing
 from functools import partial
@@ -196,6 +196,22 @@ class EngineWorker:
         """Abort requests before the next step and notify their readers. Ids that are not open are ignored."""
         self._order(partial(self._abort, list(ids)))
 
+    async def close_session(self, session: Hashable, namespace: Hashable = None) -> bool:
+        """Forget a conversation before the next step (lesson 20). Its turns that wait or run go on.
+
+        Returns:
+            False if the namespace has no session of this name.
+
+        Raises:
+            EngineStopped: the engine takes no orders any more.
+        """
+        closed: Future[bool] = Future()
+        with self._changed:
+            if not self.is_alive:
+                raise EngineStopped("the engine is not running or is shutting down; its sessions end with it")
+            self._order(partial(self._close_session, closed, session, namespace))
+        return await asyncio.wrap_future(closed)
+
     def end_all(self, error: str) -> None:
         """End every open answer with this error, before the next step."""
         self._order(partial(self._fail, error))
@@ -263,7 +279,8 @@ class EngineWorker:
         added, opened = [], {}
         try:
             for index, (request_id, job) in enumerate(zip(answers.ids, jobs, strict=True)):
-                request = self.engine.add_request(request_id, job.prompt_ids, job.params, job.priority, job.namespace)
+                hints = job.priority, job.namespace, job.session
+                request = self.engine.add_request(request_id, job.prompt_ids, job.params, *hints)
                 added.append(request_id)
                 reader = AnswerReader(request, self.tokenizer)
                 opened[request_id] = OpenAnswer(request, reader, answers.mailbox, index, since)
@@ -275,6 +292,14 @@ class EngineWorker:
             return
         self.answers |= opened
         taken.set_result(None)
+
+    def _close_session(self, closed: "Future[bool]", session: Hashable, namespace: Hashable) -> None:
+        if not closed.set_running_or_notify_cancel():
+            return
+        try:
+            closed.set_result(self.engine.close_session(session, namespace))
+        except Exception as error:
+            closed.set_exception(error)
 
     def _step(self) -> None:
         """Run one step and deliver its deltas. The thread survives any error."""

@@ -60,6 +60,8 @@ def worker_config(config: EngineConfig) -> EngineConfig:
         handover_bytes=None,
         handover_min_tokens=None,
         enable_prefix_caching=True,
+        kv_events=None,
+        kv_events_replay=None,
         max_track_slots=config.max_track_slots or None,
         kv_cache_dir=None,
         kv_host_bytes=None,

@@ -1,7 +1,8 @@
 """Lesson 19. A prefill worker: a process whose own engine computes prompts for another process.
 
 It has no readers: for each prompt it computes one token more than was asked for and throws it away. All that matters is
-the KV that its connector copies on the way.
+the KV that its connector copies on the way. Its own prefix cache knows no sessions (lesson 20): what a session's next
+turn needs is in the receiver's.
 """
 
 import signal

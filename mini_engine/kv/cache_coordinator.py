@@ -56,6 +56,11 @@ class CacheCoordinator(KvCoordinator):
         return self.connector.stats
 
     @property
+    def counts(self) -> Mapping[str, int]:
+        """What the prefix cache's policy counts."""
+        return self.prefixes.tree.policy.counts
+
+    @property
     def num_evictable(self) -> int:
         """Blocks of cached prefixes that can be evicted."""
         return self.prefixes.num_evictable
@@ -203,12 +208,20 @@ class CacheCoordinator(KvCoordinator):
         self.prefixes.clear()
 
     def close_session(self, session: Hashable, namespace: Hashable) -> bool:
-        """Tell the policy that the session has no next turn."""
+        """Tell the policy that the session has no next turn.
+
+        Its requests that still wait, or begin again after a preemption, would open it again, so they are forgotten.
+        """
+        for request_id, request in list(self.requests.items()):
+            if (request.session, request.namespace) == (session, namespace):
+                del self.requests[request_id]
         return self.prefixes.tree.policy.close(session, namespace)
 
     def close(self) -> None:
-        """Shut the connector down."""
-        self.connector.shutdown()
+        """Shut the connector down, and close the watcher even if that fails."""
+        with ExitStack() as parts:
+            parts.callback(self.prefixes.watcher.close)
+            parts.callback(self.connector.shutdown)
 
 
 def caching_manager(

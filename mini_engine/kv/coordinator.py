@@ -5,6 +5,7 @@ overrides the methods that it needs.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mini_engine.kv.allocator import BlockAllocator
@@ -46,6 +47,11 @@ class KvCoordinator:
     def stats(self) -> Sequence[Any]:
         """Statistics of other places where KV is kept."""
         return ()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What the cache's policy counts, by a metric's name; nothing without a cache."""
+        return MappingProxyType({})
 
     @property
     def num_evictable(self) -> int:
@@ -107,7 +113,7 @@ class KvCoordinator:
             table.free()
 
     def close_session(self, session: Hashable, namespace: Hashable) -> bool:
-        """Forget a conversation whose cached KV was kept for its next turn (lesson 20). Return False if unknown."""
+        """Forget a conversation whose cached KV was kept for its next turn. Return False if unknown."""
         return False
 
     def clear(self) -> None:

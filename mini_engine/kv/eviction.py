@@ -5,9 +5,10 @@ reaches the top too early, never too late, and is then pushed again with its cur
 nothing here, and an eviction O(log n). A policy whose ranks can fall, too, reports those leaves (`fallen`).
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count
+from types import MappingProxyType
 
 from mini_engine.kv.prefixes import SharedPrefix
 from mini_engine.kv.radix_node import Node
@@ -19,6 +20,11 @@ class EvictionPolicy:
     `rank` is all that the policies of lesson 8 need. Those of lesson 20 know more than when a prefix was used last; the
     other methods tell them, and do nothing here.
     """
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What it counts, by a metric's name. Read from other threads."""
+        return MappingProxyType({})
 
     def rank(self, leaf: Node) -> tuple[int, ...]:
         """Return a sort key; the smallest is evicted first. If it can decrease, `fallen` must report the leaf."""

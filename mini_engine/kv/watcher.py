@@ -17,5 +17,8 @@ class CacheWatcher:
     def cleared(self) -> None:
         """Note that all blocks have left the tree at once."""
 
+    def close(self) -> None:
+        """Release what is held outside the pool. Idempotent."""
+
 
 NO_WATCHER = CacheWatcher()

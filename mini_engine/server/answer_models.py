@@ -18,6 +18,12 @@ class ErrorContent(Shape):
     code: str | None
 
 
+class Closed(Shape):
+    """closed: True if there was such a session."""
+
+    closed: bool
+
+
 class Error(Shape):
     """Any refusal, in OpenAI's shape."""
 

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from mini_engine.engine.worker import EngineWorker
-from mini_engine.server.answer_models import Chat, Completion, Health, ModelCard, ModelList, ResponseAnswer
+from mini_engine.server.answer_models import Chat, Closed, Completion, Health, ModelCard, ModelList, ResponseAnswer
 from mini_engine.server.chat_protocol import ChatRequest
 from mini_engine.server.description import describe, gives, refusals, takes
 from mini_engine.server.errors import install_handlers
@@ -18,7 +18,7 @@ from mini_engine.server.hardening.bodies import read_body
 from mini_engine.server.hardening.wrapping import harden
 from mini_engine.server.metrics import Metrics
 from mini_engine.server.middleware import Drain
-from mini_engine.server.protocol import CompletionRequest
+from mini_engine.server.protocol import CloseSession, CompletionRequest
 from mini_engine.server.reply import Reply
 from mini_engine.server.reply_formats import ChatFormat, CompletionFormat
 from mini_engine.server.responses import ResponsesReply
@@ -54,9 +54,11 @@ class ServerApp:
         self.traffic = self.hardened.traffic
         install_handlers(self.routes)
         add_answers(self.routes, service)
+        add_sessions(self.routes, service)
         add_models(self.routes, service)
         add_health(self.routes, service, self.drain, self.traffic.text)
-        describe(self.routes, (CompletionRequest, ChatRequest, ResponsesRequest), bool(service.config.api_keys))
+        bodies = (CompletionRequest, ChatRequest, ResponsesRequest, CloseSession)
+        describe(self.routes, bodies, bool(service.config.api_keys))
 
     def prepare(self) -> None:
         """Build /openapi.json, which takes a third of a second: the first request for it would stall all others."""
@@ -98,6 +100,15 @@ def add_answers(app: FastAPI, service: Service) -> None:
         """Answer a conversation in the form of OpenAI's Responses API."""
         asked = await read_body(request, ResponsesRequest)
         return await service.answer(partial(ResponsesReply, asked), asked.as_chat, request)
+
+
+def add_sessions(app: FastAPI, service: Service) -> None:
+    """Register the route that ends a session (lesson 20)."""
+
+    @app.post("/close_session", response_model=Closed, responses=refusals(), openapi_extra=takes(CloseSession))
+    async def close_session(request: Request) -> dict[str, bool]:
+        """Say that a conversation has no next turn: its KV stays cached, and returns to the usual order of eviction."""
+        return await service.close_session(await read_body(request, CloseSession), request)
 
 
 def add_models(app: FastAPI, service: Service) -> None:

@@ -22,6 +22,7 @@ from mini_engine.engine.sampling_params import MAX_BIAS, NUMBERS
 from mini_engine.server.json_text import JsonObject
 
 MAX_STOPS = 16
+MAX_SESSION_ID = 256
 MAX_IDS = 1024  # stop ids and biases, which are checked one by one
 
 
@@ -47,6 +48,10 @@ harmless = in_one_sentence("this server supports only {expected}; leave it out")
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Nothing = Annotated[list[Any], Field(max_length=0)]
 Ids = Annotated[list[int], Field(fail_fast=True)]
+SessionId = Annotated[
+    Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID)],
+    in_one_sentence(f"give a text of 1 to {MAX_SESSION_ID} characters that names the conversation"),
+]
 StopIds = Annotated[list[int], Field(fail_fast=True, max_length=MAX_IDS)]
 Stop = Annotated[
     str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)],

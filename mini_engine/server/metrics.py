@@ -17,6 +17,15 @@ PREFIX = "mini_engine_"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
+POLICY = {  # what a policy may count (lesson 20)
+    "sessions": (GaugeMetricFamily, "Sessions that are open."),
+    "session_blocks": (GaugeMetricFamily, "Blocks of their own that sessions refer to."),
+    "session_blocks_asked": (CounterMetricFamily, "Blocks of their own earlier texts that sessions' turns asked for."),
+    "session_blocks_found": (CounterMetricFamily, "Of those, blocks that were still cached."),
+    "session_blocks_evicted": (CounterMetricFamily, "Blocks evicted while a session referred to them."),
+    "session_texts_left": (CounterMetricFamily, "Texts that a session's next turn did not continue."),
+}
+
 
 class Metrics(Observer):
     """Counts the engine thread's reports, and reads gauges from the engine when they are scraped.
@@ -73,6 +82,7 @@ class Metrics(Observer):
         for state in manager.blocks_by_state._fields:
             blocks.labels(state).set_function(lambda state=state: getattr(manager.blocks_by_state, state))
         self.registry.register(TierMetrics(manager))
+        self.registry.register(PolicyMetrics(manager))
 
     def stepped(self, stats: StepStats) -> None:
         """Count a step."""
@@ -141,3 +151,17 @@ class TierMetrics(Collector):
                 text = f"The tier {tier.name}'s {name.replace('_', ' ')} now."
                 states.append(GaugeMetricFamily(f"{PREFIX}{tier.name}_{name}", text, value=number))
         return [family for family in (sizes, events, *states) if family.samples]
+
+
+class PolicyMetrics(Collector):
+    """Reads what the prefix cache's policy counts when it is scraped; most count nothing."""
+
+    def __init__(self, manager: KvCacheManager) -> None:
+        self.manager = manager
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics; the registry calls this."""
+        counts = self.manager.coordinator.counts
+        for name, (family, text) in POLICY.items():
+            if name in counts:
+                yield family(PREFIX + name, text, value=counts[name])

@@ -9,17 +9,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mini_engine.server.errors import RETRY, ApiError
 
-OURS = "/v1/"
+OURS = ("/v1/", "/close_session")  # how paths begin that need a key and are refused during a drain
 TENANT = "mini_engine.tenant"  # in a request's scope: a digest of its API key
 
 
 class Middleware:
     """Passes a request on to `app` unless `check` or `serve` refuses it with an ApiError.
 
-    paths: requests for other paths are passed on unchecked.
+    paths: how paths begin that are checked; others are passed on.
     """
 
-    paths = OURS
+    paths: str | tuple[str, ...] = OURS
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

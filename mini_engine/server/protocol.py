@@ -12,13 +12,25 @@ from pydantic import Field, PrivateAttr
 
 from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.sampling_params import FRESH_SEED, MAX_LOGPROBS, MAX_SEED, MIN_SEED, SamplingParams
-from mini_engine.server.fields import Biases, Body, Ids, Stop, StopIds, between, harmless, in_one_sentence, shown
+from mini_engine.server.fields import (
+    Biases,
+    Body,
+    Ids,
+    SessionId,
+    Stop,
+    StopIds,
+    between,
+    harmless,
+    in_one_sentence,
+    shown,
+)
 from mini_engine.server.json_text import JsonObject
 from mini_engine.server.structured_outputs import Guided
 
 MAX_N = 16
 MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16  # of completions, as in OpenAI's API; a chat answer may fill the context
+NO_HINT = in_one_sentence("this server supports session_id and cache_salt as hints for its cache; leave this one out")
 
 
 class Conversation(NamedTuple):
@@ -58,11 +70,19 @@ class Labelled(Body):
     reasoning_effort, verbosity (the model decides).
 
     cache_salt: share prefixes only with requests of the same salt (lesson 8); the name is vLLM's.
+    session_id: the conversation that the request is a turn of, so that its KV is evicted late (lesson 20). Clients of
+        another key or salt have sessions of their own; the name is SGLang's.
+    Refused, since the cache takes no other hints: priority, retention, kv_retention, session_params.
     """
 
     model: str | None = None
     stream: bool = False
     cache_salt: str | None = None
+    session_id: SessionId | None = None
+    priority: Annotated[None, NO_HINT] = None
+    retention: Annotated[None, NO_HINT] = None
+    kv_retention: Annotated[None, NO_HINT] = None
+    session_params: Annotated[None, NO_HINT] = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -70,6 +90,16 @@ class Labelled(Body):
     reasoning_effort: str | None = None
     verbosity: str | None = None
     service_tier: Annotated[Literal["auto", "default"], harmless] = "auto"
+
+
+class CloseSession(Body):
+    """POST /close_session: a conversation that has no next turn. The names are SGLang's.
+
+    cache_salt: that of the session's requests.
+    """
+
+    session_id: SessionId
+    cache_salt: str | None = None
 
 
 class Sampling(Labelled, Guided):

@@ -134,7 +134,8 @@ class ResponsesRequest(Labelled):
         turns = [{"role": "system", "content": self.instructions}] if self.instructions else []
         given = self.input
         turns += [{"role": "user", "content": given}] if isinstance(given, str) else [item.as_turn for item in given]
-        same = {name: getattr(self, name) for name in ("model", "temperature", "top_p", "stream", "cache_salt")}
+        names = ("model", "temperature", "top_p", "stream", "cache_salt", "session_id")
+        same = {name: getattr(self, name) for name in names}
         told = {"messages": turns, "max_tokens": self.max_output_tokens}
         form = (self.text or TextOptions()).format.in_chat
         return ChatRequest.model_validate({**told, "response_format": form, **same})

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 from fastapi import Request, Response
@@ -20,7 +20,7 @@ from mini_engine.grammars.output_forms import OutputForm
 from mini_engine.server.disconnect import CLIENT_CLOSED, ClientGone, unless_gone
 from mini_engine.server.errors import ApiError
 from mini_engine.server.middleware import TENANT
-from mini_engine.server.protocol import Sampling
+from mini_engine.server.protocol import CloseSession, Sampling
 from mini_engine.server.reply import Reply
 from mini_engine.server.server_config import ServerConfig
 from mini_engine.server.tokenizing import PromptEncoder
@@ -45,6 +45,7 @@ class Backend(Protocol):
     @property
     def stuck(self) -> str: ...
     async def submit(self, jobs: Sequence[Job]) -> Answers: ...
+    async def close_session(self, session: Hashable, namespace: Hashable, /) -> bool: ...
     def end_all(self, error: str) -> None: ...
 
 
@@ -109,7 +110,13 @@ class Service:
         self.check_prompt_logprobs(wanted, sum(map(len, prompts)))
         params = wanted.params_of_all([self.limits.max_tokens - len(ids) for ids in prompts], grammar)
         owners = [ids for ids in prompts for _ in range(wanted.n)]
-        return [Job(ids, each, wanted.cache_salt) for ids, each in zip(owners, params, strict=True)]
+        salt, session = wanted.cache_salt, wanted.session_id
+        return [Job(ids, each, salt, session=session) for ids, each in zip(owners, params, strict=True)]
+
+    async def close_session(self, asked: CloseSession, request: Request) -> dict[str, bool]:
+        """Forget a conversation of this client. If there is none, that is no error: it may have expired."""
+        owner = namespace(request.scope.get(TENANT), asked.cache_salt)
+        return {"closed": await self.worker.close_session(asked.session_id, owner)}
 
     def check_prompt_logprobs(self, wanted: Sampling, num_tokens: int) -> None:
         """Refuse a request for so many prompt log probabilities that the response would be tens of megabytes."""

@@ -94,7 +94,7 @@ def configs(fleets, args: Namespace) -> list[Any]:
 def measure(fleets, config, blocks: int, load: Load, num_rounds: int) -> dict[str, Any]:
     """Start a fleet, put the load on it `num_rounds` times, end it, and return its row."""
     fleet = fleets.Fleet(serve_options(blocks), config)
-    cluster = Cluster(Tokenizer.load(POCKET_DIR), fleet.limits(), config.max_waiting, fleet.ask)
+    cluster = Cluster(Tokenizer.load(POCKET_DIR), fleet.limits(), config.max_waiting, fleet.ask, fleet.close_session)
     rounds = [asyncio.run(one_round(cluster, load, seed)) for seed in range(num_rounds)]
     computed = asyncio.run(prefill_tokens(fleet))
     fleet.close()

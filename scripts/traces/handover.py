@@ -34,6 +34,7 @@ class Request:
     id: str
     namespace: Hashable
     token_ids: Sequence[int]
+    session: Hashable = None
 
 
 class Worker:

@@ -39,6 +39,7 @@ RECORDERS = {  # a trace's name to its module and class
     "l17-bits": "bits.Bits",
     "l18-ranks": "ranks.Ranks",
     "l19-handover": "handover.Handover",
+    "l20-agents": "agents.Agents",
 }
 
 

@@ -39,7 +39,7 @@ LESSONS = ("l0", "l1", "l2", "l3", "l5", "l8")
 COURSE = [  # the repository's files that a page needs, as patterns
     "pyproject.toml", "mini_engine/**/*.py", "lessons/__init__.py", "lessons/_course/**/*.py",
     "scripts/__init__.py", "scripts/live/**/*.py", "scripts/traces/__init__.py", "scripts/traces/tape.py",
-    "scripts/traces/timeline.py", "scripts/traces/sharing.py",
+    "scripts/traces/timeline.py", "scripts/traces/sharing.py", "scripts/traces/turns.py",
     "tests/conftest.py", "tests/support.py", "tests/stubs.py",
     *(f"tests/{lesson}/*.py" for lesson in LESSONS),
     *(f"lessons/{lesson}_*/{name}" for lesson in LESSONS for name in ("lesson.toml", "README.md")),

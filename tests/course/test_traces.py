@@ -109,6 +109,7 @@ BUGS = [  # a trace, a function of the engine, and what a bug makes of it
     ("l17-bits", "quantized.rotation.rotate", lambda _: lambda x: x),
     ("l18-ranks", f"{RANKS}.vocabulary.looked_up", lambda _: lambda lookup, ids, rows: lookup(ids % len(rows))),
     ("l19-handover", "handover.sender.SendingConnector._fill", lambda _: lambda self, sending, payloads: None),
+    ("l20-agents", "agents.sessions.Sessions.close", lambda _: lambda self, session, namespace: True),
 ]
 
 

@@ -109,6 +109,7 @@ def test_the_source_distribution_is_of_the_package_and_not_of_the_course(tmp_pat
         ("fastapi", ["serve"], "server"),
         ("prometheus_client", ["serve"], "server"),
         ("ray", ["serve", "--replicas", "2", "--port", "0"], "distributed"),
+        ("zmq", ["serve", "--port", "0", "--kv-events", "tcp://127.0.0.1:*"], "events"),
     ],
 )
 def test_a_command_without_its_extra_says_which_in_one_sentence(installed: Installed, package, arguments, extra):

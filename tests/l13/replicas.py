@@ -21,4 +21,4 @@ def options(*argv: str) -> Namespace:
 
 def cluster(replica: Replica, ask=None) -> Cluster:
     """Return a cluster of this replica. ask: how it is asked, if not directly."""
-    return Cluster(replica.worker.tokenizer, replica.limits(), 8, ask or replica.answer)
+    return Cluster(replica.worker.tokenizer, replica.limits(), 8, ask or replica.answer, replica.close_session)

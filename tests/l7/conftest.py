@@ -57,7 +57,7 @@ def client(server, openai):
 
 @pytest.fixture
 def added(server, monkeypatch) -> list[tuple[Any, ...]]:
-    """What the engine of the file's server is given from now on: id, prompt, parameters, priority, namespace."""
+    """What the engine of the file's server is given from now on: id, prompt, parameters, priority, and so on."""
     found, add = [], server.engine.add_request
     monkeypatch.setattr(server.engine, "add_request", lambda *given: found.append(given) or add(*given))
     return found

@@ -9,7 +9,7 @@ If a replica is lost before its first delta, another one takes over, and the rea
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Sequence
 from contextlib import aclosing
 
 from mini_engine.distributed.routing.keys import block_keys
@@ -25,6 +25,7 @@ ACCEPT_SECONDS = 60.0  # for a replica to take a request; if none is alive, one 
 
 Item = tuple[int, TextDelta] | Exception | None
 Ask = Callable[[Sequence[Job], Sequence[bytes]], AsyncGenerator[Item, None]]
+CloseSession = Callable[[Hashable, Hashable], Awaitable[bool]]
 
 
 class ReplicaStopped(EngineStopped):
@@ -105,12 +106,16 @@ class Cluster:
         max_waiting: the most requests that may wait at one replica.
         ask: sends jobs to a replica of the router's choice and yields what its `Replica.answer` yields; raises
             ReplicaLost if it ends.
+        close_session: as EngineWorker's, at every replica: a session's turns may have been at several of them.
     """
 
     is_alive, fault, stuck = True, "", ""  # Ray Serve replaces replicas that end
 
-    def __init__(self, tokenizer: Tokenizer, limits: ModelLimits, max_waiting: int, ask: Ask) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, limits: ModelLimits, max_waiting: int, ask: Ask, close_session: CloseSession
+    ) -> None:
         self.tokenizer, self.limits, self.max_waiting, self.ask = tokenizer, limits, max_waiting, ask
+        self.close_session = close_session
         self.open: set[OpenRequest] = set()
         self.numbers = itertools.count()
 

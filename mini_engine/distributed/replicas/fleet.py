@@ -14,8 +14,8 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,6 +126,16 @@ class Fleet:
             raise ReplicaLost("the replica that was answering has ended") from None
         finally:
             response.cancel()
+
+    async def close_session(self, session: Hashable, namespace: Hashable) -> bool:
+        """Forget a session at every replica. True if one of them had it; one that has ended had none.
+
+        If a replica does not respond in time, that is no error: its sessions expire by themselves.
+        """
+        asked = self.handle.options(stream=False).broadcast("close_session", session, namespace)
+        with suppress(TimeoutError):
+            return True in await asked.results_async(timeout_s=SCRAPE_SECONDS, return_exceptions=True)
+        return False
 
     async def scrape(self) -> list[tuple[str, bytes]]:
         """Return each replica's name and metrics; replicas that do not respond are left out."""

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace, config: ServerConfig, listener: socket.socket)
     # until the server has its own handler: Ray's would end the program at any point, while a thread holds a lock, say
     with fleets.ray_running(args.replicas), noting(signal.SIGTERM) as asked_to_end:
         fleet = fleets.Fleet(args, fleet_config)
-        cluster = Cluster(tokenizer, fleet.limits(), waiting, fleet.ask)
+        cluster = Cluster(tokenizer, fleet.limits(), waiting, fleet.ask, fleet.close_session)
         metrics = ReplicaMetrics(fleet.scrape)
         app = ServerApp(ReplicaService(cluster, config, metrics.scrape, args.replicas, fleet.num_alive))
         app.prepare()

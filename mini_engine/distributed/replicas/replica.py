@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Hashable, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -85,6 +85,13 @@ class Replica:
                         reported = True
                         self.report(keys, delta.num_cached_tokens // self.worker.limits.block_size)
                     yield index, delta
+
+    async def close_session(self, session: Hashable, namespace: Hashable) -> bool:
+        """Forget a session, as EngineWorker does. A replica without an engine has none."""
+        try:
+            return self.refusal is None and await self.worker.close_session(session, namespace)
+        except EngineStopped:
+            return False
 
     async def compiled(self, jobs: Sequence[Job]) -> list[Job]:
         """Return the jobs with their grammars compiled, each distinct one once."""

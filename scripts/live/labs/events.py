@@ -1,7 +1,7 @@
 """Course machinery. The events of a lab as text that fits into an address: `+A=Once upon a time;.;.;-A`.
 
-`+A=…` a request arrives, `-A` it ends or is aborted, `!A=3` its table is cut to 3 tokens, `.` one step, `*` steps until
-no request is left.
+`+A=…` a request arrives, `-A` it ends or is aborted, `-2` leaf 2 is evicted, `!A=3` its table is cut to 3 tokens, `.`
+one step, `*` steps until no request is left.
 """
 
 import re
@@ -12,7 +12,7 @@ from mini_engine.base.errors import UserError
 NAMES = "ABCDEF"
 MOST_EVENTS = 200
 MOST_TEXT = 160
-EVENT = re.compile(r"([+!])([A-F])=(.+)|(-)([A-F])|([.*])", re.DOTALL)
+EVENT = re.compile(r"([+!])([A-F])=(.+)|(-)([A-F]|[1-9])|([.*])", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,9 @@ class Preset:
 class Lab(Tape):
     """A lab; an instance is one run of it, with the settings `chosen`.
 
-    kind: the view that draws it. prompt: what a request is made of, `words` or `sizes`; `example` is one. verbs: the
-    events' kinds that its buttons offer, with their labels. modules: those that a student writes and can run here.
+    kind: the view that draws it. prompt: what a request is made of, `words` or `sizes`, of which `example` is one; ""
+    if the lab has its own requests. verbs: the events' kinds that its buttons offer, with their labels. invites: the
+    button that opens it. syntax: of its events, in a few words. modules: those that a student writes and can run here.
     lesson: the id of the lesson whose tasks keep its rules. code: the functions that its frames name (Tape.show).
     """
 
@@ -65,6 +66,8 @@ class Lab(Tape):
     title: str
     prompt: str
     example: str
+    invites: str = "Try it with requests of your own"
+    syntax: str = "+A=… arrives, -A ends, . is a step, * runs to the end"
     lesson: str
     verbs: ClassVar[Mapping[str, str]]
     knobs: Sequence[Knob]
@@ -213,7 +216,10 @@ class Lab(Tape):
     @classmethod
     def described(cls) -> dict[str, Any]:
         """Return the lab's description for the page: everything but the code."""
-        about = {name: getattr(cls, name) for name in ("name", "title", "kind", "prompt", "example", "verbs")}
+        about = {
+            name: getattr(cls, name)
+            for name in ("name", "title", "kind", "prompt", "example", "verbs", "invites", "syntax")
+        }
         knobs, presets = ([asdict(one) for one in some] for some in (cls.knobs, cls.presets))
         return about | {"knobs": knobs, "modules": list(cls.modules), "presets": presets}
 

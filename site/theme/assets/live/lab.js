@@ -30,7 +30,7 @@
     choose(index) {
       const preset = this.about.presets[index];
       this.settings = Object.fromEntries(this.about.knobs.map((knob) => [knob.name, preset.settings[knob.name] ?? knob.default]));
-      this.events = preset.do.split(";");
+      this.events = preset.do.split(";").filter(Boolean);
       this.seed = "";
     }
 
@@ -41,7 +41,7 @@
       if (/^\d{1,4}$/.test(asked.get("seed"))) this.seed = asked.get("seed");
       const events = (asked.get("do") || "").split(";").filter(Boolean);
       this.events = events.slice(0, MOST_EVENTS).map((event) => event.slice(0, MOST_TEXT));
-      if (!this.seed && !events.length) this.choose(0);
+      if (!this.seed && !events.length && this.about.presets[0].do) this.choose(0);
       return true;
     }
 
@@ -71,7 +71,7 @@
 
     build(opened) {
       const reason = obstacle(this.about.sizes);
-      this.go = element("button", { type: "button", class: "kv-live-go", onclick: () => this.open() }, opened ? "Run this scenario" : "Try it with requests of your own");
+      this.go = element("button", { type: "button", class: "kv-live-go", onclick: () => this.open() }, opened ? "Run this scenario" : this.about.invites);
       const price = reason || `Runs the lesson's own Python in this page: ${this.about.sizes.lab} MB, once. Nothing leaves your browser.`;
       if (reason) this.go.disabled = true;
       this.first = element("p", { class: "kv-live-first" }, this.go, element("span", {}, price));
@@ -107,7 +107,7 @@
       this.text = element("input", { type: "text", "aria-label": "Events as text", spellcheck: "false", onchange: () => this.typed() });
       this.own = element("div", { class: "kv-live-row" });
       this.broken = element("div", { class: "kv-live-verdict bad", role: "status", hidden: true });
-      const text = element("details", {}, element("summary", {}, "Events as text"), this.text, element("p", {}, "Parted by semicolons: +A=… arrives, -A ends, . is a step, * runs to the end."));
+      const text = element("details", {}, element("summary", {}, "Events as text"), this.text, element("p", {}, `Parted by semicolons: ${about.syntax}.`));
       const tools = element("div", { class: "kv-live-row" },
         this.button("Undo", () => this.change(() => this.events.pop())),
         this.button("Start over", () => this.change(() => (this.events = []))),
@@ -120,7 +120,7 @@
       const more = element("details", { class: "kv-live-more", open: innerWidth >= 600 }, element("summary", {}, "Settings and more"), settings, tools, text);
       return element("div", { class: "kv-live-panel", role: "group", "aria-label": about.title },
         scenario, this.broken, this.counters,
-        element("label", { class: "kv-live-prompt" }, element("span", {}, what), this.prompt),
+        ...(about.prompt ? [element("label", { class: "kv-live-prompt" }, element("span", {}, what), this.prompt)] : []),
         this.acts, this.own, this.say, meter(about.sizes, ["lab"], (tell) => engine.watchers.add(tell)), more);
     }
 
@@ -161,6 +161,12 @@
       const words = this.prompt.value.replace(/;/g, ",").trim();
       if (!name) this.say.textContent = "Six requests at a time are enough for this picture; let one end.";
       else if (words) this.add(`+${name}=${words}`);
+    }
+
+    // A choice in the picture, which is the last frame's.
+    clicked(shape, { index, trace }) {
+      const isBusy = this.box.hasAttribute("aria-busy");
+      if (shape && !isBusy && index === trace.frames.length - 1) this.add(shape.dataset.event);
     }
 
     typed() {
@@ -235,6 +241,7 @@
       this.settings = found.settings;
       this.events = found.do.split(";").filter(Boolean);
       this.alive = found.alive;
+      this.choices = found.trace.frames.at(-1).choices || {}; // what each of them is, where a reader chooses
       this.last = this.scenario;
       if (start === "fullest") start = found.fullest;
       const KV = window.KvPlayer;
@@ -265,6 +272,7 @@
       const player = new window.KvPlayer.Player(this.figure, trace);
       this.figure = player.figure;
       this.figure.classList.toggle("kv-live", trace !== this.story);
+      player.stage.addEventListener("click", ({ target }) => this.clicked(target.closest("[data-event]"), player));
       player.makeRoom(); // a phone shows a lab's words closer together
       if (start) player.show(start);
       new MutationObserver(() => this.count()).observe(this.figure, { attributes: true, attributeFilter: ["data-index"] });
@@ -316,6 +324,8 @@
       this.acts.replaceChildren(...buttons.map(([verb, words, act]) => {
         const button = this.button(words, act);
         button.dataset.verb = verb;
+        if (this.choices?.[verb.slice(1)]) button.setAttribute("aria-label", `${words}: ${this.choices[verb.slice(1)]}`);
+        button.disabled = !this.about.prompt && !this.alive.length; // nothing is left to choose
         return button;
       }));
       const again = [...this.acts.children].find((button) => button.dataset.verb === focused);

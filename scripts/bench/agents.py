@@ -1,0 +1,67 @@
+"""Lesson 20. Suite `agents`: hits and first tokens of eviction policies under agents; simulated, but for `cost`.
+
+    sessions     by the number of agents that work at the same time, in one pool
+    collapse     where each policy finds half of what the oracle finds
+    mooncake     on a recorded trace (--trace FILE)
+    neighbours   what a client can take from others that never closes its sessions, or opens any number of them
+    cost         microseconds a block, on the real tree
+
+A part is a function in one of this folder's modules `agents_*.py`; `PARTS` lists them. `--keep` writes the figures
+of the parts that ran to the lesson's agents.json, from which its page has its tables.
+"""
+
+import argparse
+import json
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+from scripts import ROOT
+from scripts.bench.agents_load import collapse, sessions
+from scripts.bench.common import Report, save_text
+from scripts.bench.options import numbers
+
+from lessons.l20_agents.compare import Row
+from mini_engine.cli.parser import whole_number
+
+KEPT = ROOT / "lessons" / "l20_agents" / "agents.json"
+Part = Callable[[Namespace], tuple[list[Row], str]]  # returns its rows, and a sentence about what was measured
+PARTS: dict[str, Part] = {"sessions": sessions, "collapse": collapse}
+
+
+def add_arguments(parser) -> None:
+    """Add this suite's options."""
+    parser.add_argument(
+        "--parts", type=parts, default=list(PARTS), metavar="PART,…", help=f"some of {','.join(PARTS)} (default: all)"
+    )
+    parser.add_argument("--agents", type=numbers(), metavar="8,16,…", help="how many work at the same time")
+    parser.add_argument("--pool", type=whole_number(1024), metavar="N", default=8192, help="blocks (default: 8192)")
+    parser.add_argument("--seeds", type=whole_number(1), metavar="N", help="traces for each case (default: 3; quick 1)")
+    parser.add_argument("--trace", type=Path, nargs="+", metavar="FILE", help="traces as Mooncake's JSON lines")
+    parser.add_argument("--keep", action="store_true", help=f"write the figures to {KEPT.relative_to(ROOT)}")
+
+
+def parts(text: str) -> list[str]:
+    """Parse names of parts (an argparse type)."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in PARTS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not a part; give some of {','.join(PARTS)}")
+    return names
+
+
+def run(args: Namespace) -> Report:
+    """Run the chosen parts, one after another."""
+    args.seeds = args.seeds or (1 if args.quick else 3)
+    args.found = {name: PARTS[name](args) for name in args.parts}
+    rows = [{"part": name} | row for name, (rows, _) in args.found.items() for row in rows]
+    return Report("agents", rows, [f"{name}: {said}" for name, (_, said) in args.found.items()])
+
+
+def finish(report: Report, args: Namespace) -> int:
+    """Keep the figures of the parts that ran, beside those of the others."""
+    if args.keep:
+        kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
+        for name, (rows, said) in args.found.items():
+            kept[name] = {"rows": rows, "note": said, "machine": report.machine}
+        save_text(KEPT, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    return 0
