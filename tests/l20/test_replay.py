@@ -18,7 +18,7 @@ def lru(replay):
 
 
 def test_a_next_turn_finds_prompt_and_answer():
-    """The tree keeps both, so only what the tool returned is computed; a prompt's last block is computed in any case."""
+    """The tree keeps both, so only what the tool returned is computed: here block 5."""
     trace = [Call("0", [1, 2, 3], [4], 1), Call("1", [1, 2, 3, 4, 5], [6], 1, after=0, wait=2.0)]
     outcome = Replay(trace, lru, 20, SLOW).run()
     assert outcome.found == [0, 4], "the second turn must find the first turn's prompt and its answer"
