@@ -60,8 +60,7 @@ def capture_for(device: str) -> Capture:
     return CudaCapture() if device == "cuda" else no_graph
 
 
-def arguments():
-    return make_parser(__doc__, block_size=16)
+arguments = partial(make_parser, __doc__, block_size=16)
 
 
 def main(argv=None) -> int:

@@ -9,7 +9,7 @@ from scripts.smoke.arguments import make_parser
 from scripts.smoke.paths import alone, batched, cached, chunked, preempted
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import run_paths
-from scripts.smoke.trial import Trial
+from scripts.smoke.trial import Trial, memory_of
 
 from lessons.l11_hybrid.row_states import RowStates
 from mini_engine.assembly.layout import kv_shape
@@ -19,7 +19,6 @@ from mini_engine.families.qwen3_5 import FAMILY
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.memory import StateMemory
 from mini_engine.hybrid.store import HybridKv
-from mini_engine.kv.cache_coordinator import cache_of
 
 
 class Hybrid(Trial):
@@ -34,15 +33,13 @@ class Hybrid(Trial):
     def outcome(self, engine, requests) -> Outcome:
         """Add lost slots of states and of checkpoints to the faults."""
         done, pool = super().outcome(engine, requests), engine.runner.pool
-        memory = cache_of(engine.scheduler.manager).memory
-        assert isinstance(pool, HybridKv) and isinstance(memory, StateMemory)  # a hybrid's own types
+        memory = memory_of(engine, StateMemory)
+        assert isinstance(pool, HybridKv)
         done.kv["state_bytes"] = pool.states.mem_bytes
-        states = memory.states
-        if len(memory.free_slots) != states.max_reqs:
-            done.faults.append(f"{states.max_reqs - len(memory.free_slots)} state slots are still held")
-        if len(memory.checkpoints.slots) + len(states.free_track_slots) != states.max_track_slots:
-            done.faults.append("a checkpoint slot belongs to no node")
-        return done
+        states, held = memory.states, memory.states.max_reqs - len(memory.free_slots)
+        num_slots = len(memory.checkpoints.slots) + len(states.free_track_slots)
+        done.requiring(held == 0, f"{held} state slots are still held")
+        return done.requiring(num_slots == states.max_track_slots, "a checkpoint slot belongs to no node")
 
 
 def on_device(trial: Trial) -> Outcome:
@@ -62,9 +59,7 @@ PATHS = {
     "on device": on_device,
 }
 
-
-def arguments():
-    return make_parser(__doc__, block_size=8, load_model=FAMILY.load, default_model="pocket-hybrid")
+arguments = partial(make_parser, __doc__, block_size=8, load_model=FAMILY.load, default_model="pocket-hybrid")
 
 
 def main(argv=None) -> int:

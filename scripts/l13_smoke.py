@@ -2,15 +2,14 @@
 
 import asyncio
 import sys
-from collections import Counter
+from functools import partial
 
 from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke.arguments import make_parser
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import run_paths
-from scripts.smoke.trial import Trial, lost_blocks
+from scripts.smoke.trial import Trial
 
-from mini_engine.cli.parser import whole_number
 from mini_engine.distributed.routing.policy import Policy, PrefixScore, RoundRobin
 from mini_engine.distributed.routing.retry import ReplicaLost, with_retries
 
@@ -21,12 +20,13 @@ class Replicas(Trial):
     def __init__(self, *given) -> None:
         super().__init__(*given)
         self.engines, self.places = [self.engine() for _ in range(self.args.replicas)], []
+        self.layout = f"block-tensor in {len(self.engines)} engines"
 
     def answer(self, policy: Policy[int], ids: list[int]):
-        """Return the request to the engine that the policy chooses. Load is the number of requests it has had."""
-        size, had = self.args.block_size, Counter(self.places)
+        """Return the prompt's request, answered by the policy's choice. Load: how many requests an engine has had."""
+        size = self.args.block_size
         keys = [tuple(ids[:end]) for end in range(size, len(ids) + 1, size)]
-        place = policy.choose(keys, {i: had[i] for i in range(len(self.engines))})
+        place = policy.choose(keys, {i: self.places.count(i) for i in range(len(self.engines))})
         policy.sent(place, keys)
         self.places.append(place)
         [request] = self.ask(self.engines[place], [ids])
@@ -35,10 +35,7 @@ class Replicas(Trial):
 
     def done(self, requests) -> Outcome:
         """Return the answers, and the faults of all engines."""
-        done = self.outcome(self.engines[0], requests)
-        done.faults += [fault for engine in self.engines[1:] for fault in lost_blocks(engine)]
-        num_bytes = sum(engine.runner.pool.bytes for engine in self.engines)
-        done.kv = {"layout": f"block-tensor in {len(self.engines)} engines", "bytes": num_bytes}
+        done = self.outcome(self.engines[0], requests, *self.engines[1:])
         return done.exercising(len(set(self.places)) > 1, "one engine answered everything")
 
 
@@ -46,10 +43,7 @@ def by_turns(trial: Replicas, policy: Policy[int] | None = None) -> Outcome:
     """Send all prompts to the engines in turn, then all of them again; return the second answers."""
     rule = policy or RoundRobin()
     first, second = ([trial.answer(rule, ids) for ids in trial.prompts] for _ in range(2))
-    done = trial.done(second)
-    if done.outputs != [request.output_ids for request in first]:
-        done.faults.append("the second answers differ from the first")
-    return done
+    return trial.done(second).repeating(first, "the second answers differ from the first")
 
 
 def routed(trial: Replicas) -> Outcome:
@@ -60,29 +54,22 @@ def routed(trial: Replicas) -> Outcome:
 
 def retried(trial: Replicas) -> Outcome:
     """Lose the first attempt at each answer before its first token; another engine answers."""
-    policy, lost = RoundRobin(), []
+    policy = RoundRobin()
 
-    async def answer(ids: list[int]) -> list:
-        async def attempt():
-            request = trial.answer(policy, ids)
-            if ids not in lost:
-                lost.append(ids)
-                raise ReplicaLost
-            yield request
+    async def attempt(ids: list[int]):
+        request = trial.answer(policy, ids)
+        if len(trial.places) % 2:
+            raise ReplicaLost
+        yield request
 
-        return [request async for request in with_retries(attempt)]
+    async def answers() -> list:
+        return [request for ids in trial.prompts async for request in with_retries(partial(attempt, ids))]
 
-    done = trial.done([request for ids in trial.prompts for request in asyncio.run(answer(ids))])
-    return done.exercising(len(trial.places) > len(trial.prompts), "no attempt was lost")
+    return trial.done(asyncio.run(answers())).exercising(len(trial.places) > len(trial.prompts), "no attempt was lost")
 
 
 PATHS = {"routed": routed, "by turns": by_turns, "retried": retried}
-
-
-def arguments():
-    parser, how_many = make_parser(__doc__, block_size=8), {"type": whole_number(1), "default": 2, "metavar": "N"}
-    parser.add_argument("--replicas", **how_many, help="engines behind the router (default: 2)")
-    return parser
+arguments = partial(make_parser, __doc__, block_size=8, counts={"--replicas": (2, "engines behind the router")})
 
 
 def main(argv=None) -> int:

@@ -3,13 +3,13 @@
 import sys
 from functools import partial
 
-from scripts.l9_smoke import why_not
+from scripts.l9_smoke import if_it_runs
 from scripts.pocket.chats import TURN_END, ask
 from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.pocket.rhymes import passages
 from scripts.smoke.arguments import make_parser
 from scripts.smoke.paths import alone, batched, if_possible, preempted
-from scripts.smoke.run import LeftOut, Outcome
+from scripts.smoke.run import Outcome
 from scripts.smoke.several import run_paths
 from scripts.smoke.trial import Trial
 
@@ -53,27 +53,18 @@ def cached(trial: Guessing) -> Outcome:
     """Run all prompts twice: the second time after cached prefixes, with the tree's continuations as guesses."""
     engine = trial.engine(use_tree=True)
     trial.ask(engine)
-    before = trial.summary.num_accepted
-    done = trial.outcome(engine, trial.ask(engine))
+    before, done = trial.summary.num_accepted, trial.run(engine)
     return done.exercising(trial.summary.num_accepted >= before, "guesses from the tree saved fewer steps than none")
-
-
-def native(needs: str, trial: Guessing, **options) -> Outcome | LeftOut:
-    """Run all prompts with options that this machine may not support, but for no other reason than lesson 9's."""
-    return why_not(needs, trial.model) or batched(trial, **options)
 
 
 PATHS = {"batched": batched, **{f"k={k}": partial(batched, k=k) for k in (1, 2, 3, 5, 8)}}
 PATHS |= {"alone": alone, "chunked": partial(batched, scheduler_config=SMALL)}
 TIGHT = dict(tight=True, enable_prefix_caching=False, scheduler_config=SchedulerConfig(watermark=0.0))
 PATHS |= {"preempted": partial(preempted, preempt=False, **TIGHT), "cached": cached}
-PATHS |= {f"layers {name}": partial(native, name, backend=name) for name in ("torch", "packed")}
+PATHS |= {f"layers {name}": partial(if_it_runs, name, backend=name) for name in ("torch", "packed")}
 PATHS |= {f"kernel {name}": partial(if_possible, kernel=name) for name in ("reference", "torch")}
-PATHS["kernel cpu"] = partial(native, "packed", kernel="cpu")
-
-
-def arguments():
-    return make_parser(__doc__, block_size=8)
+PATHS["kernel cpu"] = partial(if_it_runs, "packed", kernel="cpu")
+arguments = partial(make_parser, __doc__, block_size=8)
 
 
 def main(argv=None) -> int:

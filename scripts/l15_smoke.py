@@ -8,7 +8,7 @@ from scripts.smoke.arguments import long_prompt, make_parser
 from scripts.smoke.paths import alone, batched, cached, chunked, guesses, if_possible, preempted
 from scripts.smoke.run import LeftOut, Outcome
 from scripts.smoke.several import run_paths
-from scripts.smoke.trial import Trial
+from scripts.smoke.trial import Trial, memory_of
 
 from mini_engine.assembly.layout import attending
 from mini_engine.assembly.loading import load
@@ -20,9 +20,9 @@ from mini_engine.windows.memory import WindowMemory
 
 
 class Windowed(Trial):
-    """An engine whose pool holds all prompts and answers in all groups. most: blocks that a window's group held."""
+    """An engine whose pool holds all prompts and answers in all groups. Reports the most blocks of a window's group."""
 
-    layout, most = "block-tensor, groups", 0
+    layout = "block-tensor, groups"
 
     def engine(self, **options):
         self.room = 2 * (1 + num_window_groups(places_of(attending(self.model.config.layers))))
@@ -31,14 +31,9 @@ class Windowed(Trial):
 
     def steps(self, engine, preempt=False):
         for result in super().steps(engine, preempt):
-            held = (len(one.table) - one.table.first for one in memory_of(engine).holds.values())
-            self.most = max([self.most, *held])
+            held = (len(one.table) - one.table.first for one in memory_of(engine, WindowMemory).holds.values())
+            self.figures["most_window_blocks"] = max([self.figures.get("most_window_blocks", 0), *held])
             yield result
-
-    def outcome(self, engine, requests) -> Outcome:
-        done = super().outcome(engine, requests)
-        done.kv["most_window_blocks"] = self.most
-        return done
 
 
 def around_w(trial: Windowed, more: int) -> Outcome | LeftOut:
@@ -54,22 +49,15 @@ def tombstones(trial: Trial) -> Outcome:
     prefixes = cache_of(engine.scheduler.manager).prefixes
     blocks = prefixes.tree.prefix(longest)
     for block in blocks[len(blocks) // 2 :]:
-        memory_of(engine).kept.drop(block)
+        memory_of(engine, WindowMemory).kept.drop(block)
     is_shorter = 0 < prefixes.peek(longest, None, {}).num_tokens < len(blocks) * trial.args.block_size
-    return trial.outcome(engine, trial.ask(engine)).exercising(is_shorter, "no hit became shorter")
+    return trial.run(engine).exercising(is_shorter, "no hit became shorter")
 
 
-PATHS = {"alone": alone, "batched": batched}
-PATHS |= {f"chunks of {size}": partial(chunked, chunk=size) for size in (1, 7)}
+PATHS = {"alone": alone, "batched": batched} | {f"chunks of {n}": partial(chunked, chunk=n) for n in (1, 7)}
 PATHS |= {f"chunks of W{name}": partial(around_w, more=more) for name, more in ((" - 1", -1), ("", 0), (" + 1", 1))}
 PATHS |= {"preempted": preempted, "cached prefix": cached, "tombstones": tombstones}
 PATHS |= {"fast layers": partial(if_possible, backend="packed"), "speculation": guesses}
-
-
-def memory_of(engine) -> WindowMemory:
-    """Return the memory of windows, perhaps one of several."""
-    memory = cache_of(engine.scheduler.manager).memory
-    return next(one for one in getattr(memory, "memories", [memory]) if isinstance(one, WindowMemory))
 
 
 def load_windowed(path, dtype, device):

@@ -19,7 +19,6 @@ from mini_engine.assembly.choices import identity_of
 from mini_engine.assembly.engine_config import EngineConfig
 from mini_engine.assembly.loading import load
 from mini_engine.checkpoint.config import DTYPES
-from mini_engine.cli.parser import whole_number
 from mini_engine.distributed.tensor_parallel.processes import Ranks
 from mini_engine.engine.engine import Engine
 from mini_engine.gpu.graphs import no_graph
@@ -58,9 +57,8 @@ PATHS |= {"host": host, "disk": from_one}
 
 
 def arguments():
-    parser = make_parser(__doc__, block_size=8, load_model=load, device="cpu")  # where the ranks run
-    tp = {"type": whole_number(1), "default": 2, "metavar": "N"}
-    parser.add_argument("--tp", **tp, help="processes of one model (default: 2)")
+    counts = {"--tp": (2, "processes of one model")}
+    parser = make_parser(__doc__, block_size=8, counts=counts, load_model=load, device="cpu")  # where the ranks run
     parser.add_argument("--backend", default="auto", metavar="NAME", help="auto, reference, torch or packed layers")
     return parser
 

@@ -10,7 +10,7 @@ from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke import paths, tiers
 from scripts.smoke.arguments import long_prompt, make_parser
 from scripts.smoke.handed_over import HandedOver
-from scripts.smoke.run import LeftOut, Outcome
+from scripts.smoke.run import Outcome
 from scripts.smoke.several import run_paths
 
 from mini_engine.assembly.loading import load
@@ -23,14 +23,11 @@ def batched(trial: HandedOver) -> Outcome:
         trial.add(engine, [ids[: paths.CHUNK]], max_tokens=trial.args.max_new_tokens + len(ids))
     while not all(request.output_ids for request in trial.requests):
         engine.step()
-    done = trial.outcome(engine, trial.ask(engine))
-    return done.exercising(trial.num_mixed, "no answer went on while a prompt was on its way")
+    return trial.run(engine).exercising(trial.num_mixed, "no answer went on while a prompt was on its way")
 
 
-def chunked(trial: HandedOver) -> Outcome | LeftOut:
+def chunked(trial: HandedOver) -> Outcome:
     """Run all prompts together; their first blocks arrive while the rest is being computed."""
-    if all(len(ids) <= 2 * trial.args.block_size for ids in trial.prompts):
-        return "no prompt has two blocks to hand over"
     return paths.batched(trial).exercising(trial.num_partial, "no prompt arrived in parts")
 
 
@@ -41,9 +38,7 @@ def cached(trial: HandedOver) -> Outcome:
     again = trial.ask(engine)
     num_here = sum(request.num_cached_tokens for request in again) - trial.brought
     engine.scheduler.manager.coordinator.clear()
-    done = trial.outcome(engine, trial.ask(engine))
-    if done.outputs != [request.output_ids for request in again]:
-        done.faults.append("the second answers differ from the third")
+    done = trial.run(engine).repeating(again, "the second answers differ from the third")
     done.exercising(num_here > 0, "no prompt found a prefix here")
     return done.exercising(trial.brought, "the worker's cache was not asked")
 
@@ -55,8 +50,7 @@ def cancelled(trial: HandedOver) -> Outcome:
         [request] = trial.add(engine, [ids])
         engine.step()
         engine.abort(request.id)
-    done = trial.outcome(engine, trial.ask(engine))
-    return done.exercising(trial.since("cancelled"), "every prompt arrived before it was cancelled")
+    return trial.run(engine).exercising(trial.since("cancelled"), "every prompt arrived before it was cancelled")
 
 
 def part(trial: HandedOver) -> Outcome:
@@ -68,24 +62,14 @@ def part(trial: HandedOver) -> Outcome:
 
 def host(trial: HandedOver) -> Outcome:
     """Run all prompts, drop the pool's cache, and run them again with the KV in host memory."""
-    done = tiers.host(trial, small=True)
-    done.faults += ["a worker computed what host memory has"] if trial.brought else []
-    return done
+    return tiers.host(trial, small=True).requiring(not trial.brought, "a worker computed what host memory has")
 
 
-def ranks(trial: HandedOver) -> Outcome | LeftOut:
-    """Hand a prompt over to two ranks, each of which takes its share of the heads."""
-    return paths.batched(trial, tensor_parallel_size=2) if trial.args.device == "cpu" else "ranks run on CPUs here"
-
-
-ROUNDING = {"kv_dtype": "int8", "backend": "reference", "kernel": "reference"}
 PATHS = {"alone": paths.alone, "batched": batched, "chunked": chunked, "preempted": paths.preempted, "cached": cached}
 PATHS |= {"cancelled": cancelled, "part": part, "guesses": partial(paths.guesses, small=True), "host": host}
-PATHS |= {"int8": partial(paths.rounded, **ROUNDING), "ranks": ranks}
-
-
-def arguments():
-    return make_parser(__doc__, block_size=8, load_model=load)
+PATHS |= {"int8": partial(paths.rounded, kv_dtype="int8", backend="reference", kernel="reference")}
+PATHS |= {"ranks": partial(paths.if_possible, tensor_parallel_size=2)}  # each takes its share of the heads
+arguments = partial(make_parser, __doc__, block_size=8, load_model=load)
 
 
 def main(argv=None) -> int:

@@ -25,7 +25,7 @@ PATHS |= {"tlru": partial(paths.crowded, **TLRU, **OFF)}
 PATHS |= {"alone": paths.alone, "batched": paths.together, "chunked": partial(paths.together, chunk=CHUNK)}
 PATHS |= {"preempted": partial(paths.together, preempt=True, chunk=CHUNK), "forked": paths.forked}
 PATHS |= {"last resort": paths.last_resort, "compacted": paths.compacted, "closed": paths.closed}
-PATHS |= {"longest prefix first": paths.longest_prefix_first}
+PATHS |= {"host memory": paths.host, "longest prefix first": paths.longest_prefix_first}
 
 
 def generate(model, prompts, args):

@@ -60,16 +60,13 @@ def has_compiler() -> bool:
     return True
 
 
-def sped_up(backend: str, trial: Trial) -> Outcome | LeftOut:
-    """Run all prompts over one backend's layers, or return why this machine cannot."""
-    return why_not(backend, trial.model) or batched(trial, backend=backend)
+def if_it_runs(needs: str, trial: Trial, **options) -> Outcome | LeftOut:
+    """Run all prompts with options that need a backend, or return why this machine cannot run that one."""
+    return why_not(needs, trial.model) or batched(trial, **options)
 
 
-PATHS = {"reference": batched} | {backend: partial(sped_up, backend) for backend in BACKENDS}
-
-
-def arguments():
-    return make_parser(__doc__, block_size=16)
+PATHS = {"reference": batched} | {backend: partial(if_it_runs, backend, backend=backend) for backend in BACKENDS}
+arguments = partial(make_parser, __doc__, block_size=16)
 
 
 def main(argv=None) -> int:

@@ -48,8 +48,12 @@ def random_model(seed: int = 0, **changes) -> CausalLM:
     """Return a random Qwen3 of ours, with the weights' names that a checkpoint has; made without transformers."""
     sizes = BASE | changes
     spread = sizes.pop("initializer_range")
-    model = qwen3_model(Qwen3Config(**sizes)).eval().requires_grad_(False)
-    generator = torch.Generator().manual_seed(seed)
+    return with_random_weights(qwen3_model(Qwen3Config(**sizes)), spread, seed)
+
+
+def with_random_weights(model: CausalLM, spread: float = 0.2, seed: int = 0) -> CausalLM:
+    """Return a model of ours, which may be of any family, after drawing its weights."""
+    model, generator = model.eval().requires_grad_(False), torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.uniform_(0.5, 1.5, generator=generator)

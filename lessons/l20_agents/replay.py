@@ -9,6 +9,7 @@ for a block of the trace: that is 512 times faster, and evicts the same.
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -96,6 +97,7 @@ class Replay:
         self.events: list[tuple[float, int, Callable[[Call], None], Call]] = []
         self.order = count()
         self.waiting: deque[Call] = deque()
+        self.running: dict[str, Call] = {}  # copies: a trace is replayed more than once
         self.is_computing = False
         self.outcome = Outcome(trace)
 
@@ -130,7 +132,8 @@ class Replay:
         if cost.num_blocks > manager.num_free_blocks:
             return  # until a request ends
         self.waiting.popleft()
-        manager.coordinator.request_added(call)
+        self.running[call.id] = copy(call)
+        manager.coordinator.request_added(self.running[call.id])
         self.begun[call.index] = True
         found = manager.allocate(call.id, call.prompt, call.namespace)
         manager.grow(call.id, num_tokens)
@@ -148,6 +151,7 @@ class Replay:
     def end(self, call: Call) -> None:
         """Note that the answer is complete. The client goes on after its tool's time, or closes the session."""
         self.manager.free(call.id, call.text)
+        del self.running[call.id]
         if call.closes:
             self.manager.coordinator.close_session(call.session, call.namespace)
         for follower in self.followers.pop(call.index, ()):

@@ -17,7 +17,7 @@ TRACE_BLOCK = 512  # tokens
 SYSTEM_BLOCKS = 1  # Mooncake's requests share the first block, a system prompt: no conversation is told by that
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Call:
     """A request of a trace.
 

@@ -145,8 +145,8 @@ class Sessions(EvictionPolicy):
 
         See `EvictionPolicy.lost`; the other policy is told, too. Each session that ends in this leaf refers to fewer
         blocks from now on: in the same leaf, at the node above if the leaf goes, or nowhere if no block remains. In the
-        same way, what is `left` goes on at the node above, with the same tick, unless that is the root. `stats.evicted`
-        counts blocks that a session referred to.
+        same way, what is `left` goes on at the node above, with the same tick, unless that is the root. None of `ends`,
+        `left` and `_fallen` has a leaf that goes. `stats.evicted` counts blocks that a session referred to.
         """
         self.policy.lost(leaf, blocks)
         is_gone, above = len(blocks) == len(leaf.blocks), leaf.parent

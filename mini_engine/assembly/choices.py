@@ -99,7 +99,7 @@ def tier_connector(model: Any, storage: Storage, config: EngineConfig, identity:
     blocks = pools.block_bytes(storage.kv)
     companions = storage.companions(pools, blocks)
     store = open_tiers(config, identity, blocks, companions, prober(model, storage, pools.group))
-    connector = TierConnector(store, companions)
+    connector = TierConnector(store, companions, config.enable_sessions)
     weakref.finalize(connector, store.tiers.close)
     return connector
 

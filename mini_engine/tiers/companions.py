@@ -71,6 +71,11 @@ class CompanionRecords:
     def __init__(self, tiers: Tiers, companions: Sequence[Companion]) -> None:
         self.tiers, self.companions = tiers, companions
 
+    def keys(self, prefix: Prefix) -> list[bytes]:
+        """Return the keys of all records that a text may have, each block's followed by those of its items."""
+        kinds = [one.kind for one in self.companions]
+        return [key for block in prefix.keys[1:] for key in (block, *(item_key(block, kind) for kind in kinds))]
+
     def wanted(self, prefix: Prefix, start: int, blocks: list[Wanted]) -> list[Wanted]:
         """Return the records to ask for: of `blocks`, which begin at index `start`, the loadable ones, then items."""
         stop = self.last_end(prefix, start, start + len(blocks))

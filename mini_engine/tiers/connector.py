@@ -7,8 +7,9 @@ what the tiers have behind it, copied into blocks that the tree then holds.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
-from mini_engine.kv.connector import NOTHING, KvConnector, Load, Matched, TierStats
+from mini_engine.kv.connector import NOTHING, KvConnector, Load, Matched, Text, TierStats
 from mini_engine.kv.prefixes import Stored
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
 from mini_engine.tiers.companions import Companion, CompanionRecords
@@ -42,16 +43,26 @@ class TierConnector(KvConnector):
     Args:
         block_store: the tiers.
         companions: what comes and goes with the blocks; nothing for a model with K and V alone.
+        prefers_sessions: host memory drops the texts of sessions after the others (lesson 20).
     """
 
-    def __init__(self, block_store: BlockStore, companions: Sequence[Companion] = ()) -> None:
+    def __init__(
+        self, block_store: BlockStore, companions: Sequence[Companion] = (), prefers_sessions: bool = False
+    ) -> None:
         self.block_store, self.companions = block_store, CompanionRecords(block_store.tiers, companions)
+        self.prefers_sessions = prefers_sessions
+        self.turns: WeakValueDictionary[str, Text] = WeakValueDictionary()  # requests of sessions
         self.block_size = block_store.identity.block_size
 
     @property
     def stats(self) -> Sequence[TierStats]:
         """Statistics of host memory and of the disk, if there is one."""
         return self.block_store.tiers.stats()
+
+    def request_added(self, request: Text) -> None:
+        """Remember whether it is a turn of a session."""
+        if self.prefers_sessions and request.session is not None:
+            self.turns[request.id] = request
 
     def get_num_new_matched_tokens(
         self, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
@@ -80,10 +91,12 @@ class TierConnector(KvConnector):
         return TierLoad(num_computed_tokens // self.block_size, blocks, useful, self) if useful else NOTHING
 
     def save_kv(self, request_id: str, stored: Stored, is_kept: bool) -> None:
-        """Hand new blocks to the tiers, and what goes with them."""
+        """Hand new blocks to the tiers, and what goes with them. Host memory prefers a session's whole text."""
         prefix = self._prefix(stored.key, stored.namespace)
         companions = self.companions.new(request_id, prefix, stored.start, len(stored.blocks), is_kept)
         self.block_store.save(prefix, stored.blocks, stored.start, companions)
+        if request_id in self.turns:
+            self.block_store.tiers.host.prefer(self.companions.keys(prefix))
 
     def shutdown(self) -> None:
         """Write what is waiting, and end the tiers' threads."""

@@ -5,6 +5,8 @@
     mooncake     on a recorded trace (--trace FILE)
     neighbours   what a client can take from others that never closes its sessions, or opens any number of them
     cost         microseconds a block, on the real tree
+    routing      routers that follow events, and routers that guess
+    events       microseconds a block of an event
 
 A part is a function in one of this folder's modules `agents_*.py`; `PARTS` lists them. `--keep` writes the figures
 of the parts that ran to the lesson's agents.json, from which its page has its tables.
@@ -17,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scripts import ROOT
+from scripts.bench.agents_events import events, routing
 from scripts.bench.agents_load import collapse, sessions
 from scripts.bench.common import Report, save_text
 from scripts.bench.options import numbers
@@ -26,7 +29,7 @@ from mini_engine.cli.parser import whole_number
 
 KEPT = ROOT / "lessons" / "l20_agents" / "agents.json"
 Part = Callable[[Namespace], tuple[list[Row], str]]  # returns its rows, and a sentence about what was measured
-PARTS: dict[str, Part] = {"sessions": sessions, "collapse": collapse}
+PARTS: dict[str, Part] = {"sessions": sessions, "collapse": collapse, "routing": routing, "events": events}
 
 
 def add_arguments(parser) -> None:

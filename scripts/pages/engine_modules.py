@@ -51,6 +51,7 @@ LAYERS = (
         "Inside a step",
         "which requests run, how the step is planned, which token is chosen, which text is shown",
         (
+            "agents",
             "engine",
             "gpu",
             "grammars",

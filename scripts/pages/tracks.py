@@ -20,7 +20,7 @@ TRACKS = {  # name: its topic, its lessons, its colour
     "Core": ("an engine that serves many users", range(9), "a"),
     "Speed": ("the same tokens, sooner", (9, 10, 14), "b"),
     "Models": ("other kinds of layers", (11, 15, 16), "c"),
-    "Memory": ("more tokens in less of it", (12, 17), "d"),
+    "Memory": ("more tokens in less of it", (12, 17, 20), "d"),
     "Machines": ("more than one process", (13, 18, 19), "e"),
 }
 

@@ -1,6 +1,7 @@
 """Lesson 20. The paths of its smoke script. Each opens an engine, and lets agents take turns in it."""
 
 from scripts.smoke.agents import Agents
+from scripts.smoke.tiers import store_of
 
 from mini_engine.engine.scheduler_config import SchedulerConfig
 
@@ -74,6 +75,17 @@ def closed(trial: Agents) -> None:
     trial.crowd()
     trial.shows(sum(trial.num_cached()) < sum(before), "nothing was evicted of what a closed session has said")
     trial.turn()
+
+
+def host(trial: Agents) -> None:
+    """Lose the pool's cache after a crowd that fills all of host memory: the sessions' texts are still there."""
+    trial.open()
+    trial.open(kv_host_bytes=trial.shared.runner.pool.bytes // 2, kv_always=True)
+    trial.turn()
+    trial.crowd()
+    trial.cache.clear()
+    trial.turn()
+    trial.shows(store_of(trial.shared).restored_tokens, "host memory has lost the sessions' texts")
 
 
 def longest_prefix_first(trial: Agents) -> None:

@@ -3,7 +3,7 @@
 import argparse
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scripts import first_line
@@ -27,7 +27,13 @@ def id_list(text: str) -> list[int]:
 
 
 def make_parser(
-    doc: str | None, *, block_size: int | None = None, kernel: bool = False, also: str | None = None, **defaults
+    doc: str | None,
+    *,
+    block_size: int | None = None,
+    kernel: bool = False,
+    also: str | None = None,
+    counts: Mapping[str, tuple[int, str]] | None = None,
+    **defaults,
 ) -> argparse.ArgumentParser:
     """Return a parser with the options that every smoke script has, and those that several have.
 
@@ -36,6 +42,7 @@ def make_parser(
         block_size: the default of `--block-size`, which only scripts with blocks have.
         kernel: whether the script can run another attention kernel.
         also: what `--all` adds, if the script has more paths than it usually runs.
+        counts: options of this script that are whole numbers from 1, each with its default and its help.
         defaults: `load_model` and `default_model`, in scripts for another family of models.
     """
     parser = OneLineParser(description=first_line(doc))
@@ -51,9 +58,10 @@ def make_parser(
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    if block_size:
-        size = {"type": whole_number(1), "default": block_size, "metavar": "N"}
-        parser.add_argument("--block-size", **size, help=f"slots in a block (default: {block_size})")
+    sizes = {"--block-size": (block_size, "slots in a block")} if block_size else {}
+    for option, (default, what) in {**sizes, **(counts or {})}.items():
+        number = {"type": whole_number(1), "default": default, "metavar": "N"}
+        parser.add_argument(option, **number, help=f"{what} (default: {default})")
     if kernel:
         names = "auto, reference, blockwise, torch, cpu or triton"
         parser.add_argument("--kernel", default="auto", metavar="NAME", help=names)

@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,6 +20,7 @@ from scripts.smoke.hugging_face import hf_generate, load_hf
 from scripts.smoke.report import Divergence, Report, RequestReport, equal_prefix, print_json, show
 
 from mini_engine.cli.parser import guard
+from mini_engine.engine.request import Request
 from mini_engine.model.kinds import Latent, State
 
 
@@ -48,6 +49,15 @@ class Outcome:
         """Note `otherwise` as not exercised unless it has happened. Return this outcome."""
         self.not_exercised += [] if has_happened else [otherwise]
         return self
+
+    def requiring(self, holds: object, otherwise: str) -> "Outcome":
+        """Add `otherwise` to the faults unless this holds. Return this outcome."""
+        self.faults += [] if holds else [otherwise]
+        return self
+
+    def repeating(self, earlier: Iterable[Request], otherwise: str) -> "Outcome":
+        """Add `otherwise` to the faults unless these requests were given the same answers. Return this outcome."""
+        return self.requiring(self.outputs == [request.output_ids for request in earlier], otherwise)
 
     def take_notes(self, name: str, other: "Outcome") -> None:
         """Add the faults of another run, and what it did not exercise, under its name."""

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from scripts.smoke.arguments import blocks_for, load_model_of
 from scripts.smoke.run import Outcome
@@ -16,6 +16,9 @@ from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.engine.stats import Summary
+from mini_engine.kv.cache_coordinator import cache_of
+
+MemoryT = TypeVar("MemoryT")
 
 
 class Opened:
@@ -38,7 +41,7 @@ class Trial:
     Attributes:
         room: how often all prompts and answers fit into the pool. layout: the pool's, for the report.
         namespace, session: of the requests that are added next. requests: all that were added.
-        summary: of the steps since the last `add`.
+        summary: of the steps since the last `add`. figures: further facts about the KV, for the report.
     """
 
     room = 2
@@ -54,6 +57,7 @@ class Trial:
             self.model = model
         self.requests: list[Request] = []
         self.summary = Summary()
+        self.figures: dict[str, Any] = {}
 
     @cached_property
     def model(self) -> Any:
@@ -88,8 +92,8 @@ class Trial:
         added = []
         for ids in self.prompts if prompts is None else prompts:
             name = f"request {len(self.requests)} of {self.name}"
-            whose = {"namespace": self.namespace, "session": self.session}
-            added.append(engine.add_request(name, ids, SamplingParams(**params), **whose))
+            wanted = SamplingParams(**params)
+            added.append(engine.add_request(name, ids, wanted, namespace=self.namespace, session=self.session))
             self.requests.append(added[-1])
         self.summary = Summary()
         return added
@@ -120,11 +124,27 @@ class Trial:
             self.run_out(engine)
         return requests
 
-    def outcome(self, engine: Engine, requests: Sequence[Request]) -> Outcome:
-        """Return the requests' answers, and faults: errors and lost blocks. The engine's prefix cache is emptied."""
+    def run(self, engine: Engine) -> Outcome:
+        """Answer all prompts together; return the outcome."""
+        return self.outcome(engine, self.ask(engine))
+
+    def outcome(self, engine: Engine, requests: Sequence[Request], *others: Engine) -> Outcome:
+        """Return the requests' answers, and faults: errors and lost blocks. Empties the prefix caches.
+
+        Args:
+            others: further engines that answered.
+        """
+        engines = [engine, *others]
         faults = [f"{request.id} ended with an error: {request.error}" for request in self.requests if request.error]
-        kv = {"layout": self.layout, "bytes": engine.runner.pool.bytes}
-        return Outcome([request.output_ids for request in requests], kv, faults + lost_blocks(engine))
+        faults += [fault for one in engines for fault in lost_blocks(one)]
+        kv = {"layout": self.layout, "bytes": sum(one.runner.pool.bytes for one in engines)} | self.figures
+        return Outcome([request.output_ids for request in requests], kv, faults)
+
+
+def memory_of(engine: Engine, kind: type[MemoryT]) -> MemoryT:
+    """Return what an engine keeps of this kind beside the blocks of lesson 5, perhaps one of several."""
+    memory: Any = cache_of(engine.scheduler.manager).memory
+    return next(one for one in getattr(memory, "memories", [memory]) if isinstance(one, kind))
 
 
 def lost_blocks(engine: Engine) -> list[str]:

@@ -50,6 +50,7 @@ PICTURES = {  # the most telling one; a lesson without one shows the first drawi
     "l17_bits": "bits.svg",
     "l18_ranks": "ranks.svg",
     "l19_handover": "handover.svg",
+    "l20_agents": "agents.svg",
 }
 DRAWING = re.compile(r"```text\n(.*?)```", re.DOTALL)
 STYLE = """

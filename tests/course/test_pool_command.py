@@ -137,6 +137,7 @@ def test_a_place_without_a_config_is_one_line(capsys, monkeypatch, place):
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
+@pytest.mark.ci
 def test_lines_fit_80_columns_and_a_pipe_has_no_colours(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(dict(model_type="gemma3", text_config=GEMMA)), encoding="utf-8")
     command = [sys.executable, "-m", "mini_engine", "pool", "config.json"]

@@ -1,15 +1,16 @@
-"""Course machinery. The conformance suite belongs to no lesson: CI runs it, and `make test` leaves it out."""
+"""Course machinery. The conformance suite belongs to no lesson: `make test` only runs what needs no checkpoint."""
 
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(__file__).parent
+FAST = {"test_configs.py", "test_experts.py", "test_group_router.py", "test_sparse_layers.py"}  # milliseconds a test
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark this folder's tests as CI's, but for those at night."""
+    """Mark this folder's tests as CI's, but for the fast ones and those at night."""
     for item in items:
-        if item.path.parent == FOLDER and not item.get_closest_marker("nightly"):
+        if item.path.parent == FOLDER and item.path.name not in FAST and not item.get_closest_marker("nightly"):
             item.add_marker(pytest.mark.ci)

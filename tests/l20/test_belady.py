@@ -17,7 +17,7 @@ FAST = Rates(prefill=1e9, decode=1e9)  # calls never overlap, so their order is 
 
 
 def calls(paths):
-    """Return a call each second with these texts: a path is a list of names, and an id stands for all names up to it."""
+    """Return a call each second with these texts. A path is a list of names; an id stands for all names up to it."""
     ids = {}
     return [
         Call(str(at), [ids.setdefault(tuple(path[: i + 1]), len(ids) + 1) for i in range(len(path))], seconds=float(at))
@@ -73,7 +73,7 @@ def test_the_leaf_that_is_used_again_last_goes_first():
 
 
 def test_a_call_that_has_a_time_comes_before_one_that_has_none():
-    """Whether a session's turn after next comes soon depends on its next turn: until then it is only known to be later."""
+    """When a turn comes whose previous turn has not ended is unknown, even to the oracle: it counts as later."""
     trace = calls([["a"], ["b"], ["a"], ["b"]])
     a, b = trace[0].prompt[0], trace[1].prompt[0]
     oracle = Belady(uses_of(trace), begun=[True, True, False, False], due={3: 500.0})

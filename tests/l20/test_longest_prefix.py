@@ -42,13 +42,15 @@ def test_among_equals_the_first_come_goes_first():
 
 @pytest.mark.task(8)
 def test_none_is_overtaken_for_ever():
-    waiting, num_cached = waiting_for(0, 32)
+    (first, *others), num_cached = waiting_for(0, 32, 32, 32, 32)
     arrange = LongestPrefixFirst(num_cached, max_steps=3)
-    for step in range(1, 4):
+    for step, other in enumerate(others[:3], 1):
+        waiting = [first, other]  # the last one was admitted, another one has come
         arrange(waiting)
-        assert names(waiting) == ["1", "0"], f"after {step} of 3 steps, request 0 can still be overtaken"
+        assert waiting == [other, first], f"after {step} of 3 steps, request 0 can still be overtaken"
+    waiting = [first, others[3]]
     arrange(waiting)
-    assert names(waiting) == ["0", "1"], (
+    assert names(waiting) == ["0", "4"], (
         "request 0 has waited for more than 3 steps: from now on it goes before all that have not, whatever they have"
     )
 

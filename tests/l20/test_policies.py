@@ -4,6 +4,7 @@ import pytest
 
 from mini_engine.agents.policies import SLRU, TLRU, History
 from mini_engine.base.errors import UserError
+from mini_engine.kv.eviction import EvictionPolicy
 from mini_engine.kv.prefixes import SharedPrefix
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import key_of
@@ -155,3 +156,28 @@ def test_a_conversation_that_loses_a_leaf_goes_on_at_the_node_above():
 def test_a_budget_below_0_is_refused(wrong):
     with must_raise(UserError, "blocks cannot be negative"):
         TLRU(*wrong)
+
+
+# ---------------------------------------------------------------- the page's guess
+
+
+class Latest(EvictionPolicy):
+    """Evicts what was used last: with agents that take turns, what is needed again last."""
+
+    def rank(self, leaf):
+        return (-leaf.last_used,)
+
+
+@pytest.mark.parametrize(("policy", "found"), [(EvictionPolicy(), 0), (Latest(), 80)], ids=["LRU", "the latest first"])
+def test_agents_that_take_turns_find_none_of_their_blocks_under_lru(policy, found):
+    """Ten agents with 10 blocks each, and room for 90: the page's guess at a tenth of its size, nine rounds."""
+    tree = RadixTree(SIZE, capacity=90, policy=policy)
+    hits = 0
+    for turn in range(10 * 10):
+        text = tokens(*(1000 * (turn % 10) + block for block in range(10)))
+        match = tree.match(text, lock=True)
+        hits += match.num_tokens // SIZE if turn >= 10 else 0
+        locked = tree.insert(text, [100 * (turn % 10) + block for block in range(10)], lock=True)
+        tree.unlock(match.node)
+        tree.unlock(locked.node)
+    assert hits == 10 * found, f"in 90 turns, {found} of 90 find their text"

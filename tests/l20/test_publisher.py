@@ -1,6 +1,7 @@
 """Lesson 20. Events over real sockets: vLLM's documented subscribers read them, and what was missed is sent again."""
 
 import gc
+import sys
 import threading
 import time
 from contextlib import closing, contextmanager
@@ -14,8 +15,10 @@ from mini_engine.agents.events import AllBlocksCleared, BlockRemoved, BlockStore
 from mini_engine.agents.index import BlockIndex, hashes_of
 from mini_engine.agents.publisher import END, TOPIC, Publisher, Sender
 from mini_engine.agents.subscriber import PATIENCE, Subscriber
-from mini_engine.agents.wire import as_array, as_map, decode, encode
+from mini_engine.agents.wire import as_array, as_map, decode, encode, libraries
 from mini_engine.base.errors import UserError
+from mini_engine.cli import serve
+from mini_engine.cli.parser import OneLineParser
 from mini_engine.distributed.routing.keys import block_keys
 from mini_engine.kv.prefixes import Stored
 from mini_engine.kv.radix_node import key_of
@@ -480,3 +483,19 @@ def test_an_engine_publishes_what_its_tree_holds():
             assert index.matched("a", keys) == len(keys) > 2, "a router finds the latest prompt by its keys"
             assert index.replicas["a"].blocks == {short_hash(one.key) for one in cache.watcher.events.blocks.values()}
     assert not sender.thread.is_alive(), "the sockets are closed with the engine"
+
+
+def test_replicas_do_not_share_an_endpoint():
+    parser = OneLineParser(prog="serve")
+    serve.add_arguments(parser)
+    with pytest.raises(UserError, match="2 replicas cannot publish at one endpoint"):
+        serve.run(parser.parse_args(["--port", "0", "--replicas", "2", "--kv-events", ANY]))
+
+
+def test_a_missing_library_names_the_extra(monkeypatch):
+    libraries.cache_clear()
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(UserError, match=r"kv-course\[events\].*\(zmq is missing\)"):
+        Publisher(SIZE, ANY)
+    monkeypatch.undo()
+    assert libraries()[0] is zmq, "a failure is not remembered"

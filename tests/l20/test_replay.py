@@ -1,7 +1,6 @@
 """Lesson 20. The replay: what a call finds, when its first token comes, and when the next turn follows."""
 
 import pytest
-from tests.l20.loads import turns
 
 from lessons.l20_agents.replay import Rates, Replay
 from lessons.l20_agents.traces import Call
@@ -9,6 +8,7 @@ from mini_engine.agents.session import Limits
 from mini_engine.agents.sessions import Sessions
 from mini_engine.base.errors import UserError
 from mini_engine.kv.eviction import LRU
+from tests.l20.loads import turns
 
 SLOW = Rates(prefill=1.0, decode=1.0, block=1)  # a block takes a second
 
@@ -18,7 +18,7 @@ def lru(replay):
 
 
 def test_a_next_turn_finds_prompt_and_answer():
-    """The tree keeps both, so only what the tool returned is computed; a prompt's last block is computed in any case."""
+    """The tree keeps both, so only what the tool returned is computed: here block 5."""
     trace = [Call("0", [1, 2, 3], [4], 1), Call("1", [1, 2, 3, 4, 5], [6], 1, after=0, wait=2.0)]
     outcome = Replay(trace, lru, 20, SLOW).run()
     assert outcome.found == [0, 4], "the second turn must find the first turn's prompt and its answer"

@@ -59,6 +59,7 @@ def test_a_node_that_has_gone_is_not_referred_to():
     tree, _, a, b, sessions = two_sessions()
     tree._cut(a, 2)
     assert a not in sessions.ends, "the leaf has left the tree: a reference would keep a freed node alive"
+    assert a not in sessions._fallen, "nor is there anything to report of it: it cannot be evicted again"
     tree._cut(b, 1)
     assert len(sessions.ends) == 1, "both sessions end at the trunk now: one node, two sessions"
 

@@ -7,7 +7,7 @@ import argparse
 import signal
 import socket
 
-from mini_engine.base.errors import needing
+from mini_engine.base.errors import UserError, needing
 from mini_engine.base.signals import noting
 from mini_engine.cli.arguments import tokenizer_of
 from mini_engine.distributed.replicas.cluster import Cluster
@@ -25,7 +25,14 @@ NEEDED = (
 
 
 def run(args: argparse.Namespace, config: ServerConfig, listener: socket.socket) -> int:
-    """Serve until a signal arrives. Returns 0 once everything has drained or been cut off in time."""
+    """Serve until a signal arrives. Returns 0 once everything has drained or been cut off in time.
+
+    Raises:
+        UserError: a library is missing, or an option does not work with replicas.
+    """
+    if args.kv_events is not None:
+        why = f"{args.replicas} replicas cannot publish at one endpoint; leave out --kv-events, or --replicas"
+        raise UserError(f"kv_events is {args.kv_events!r}, and {why}", param="kv_events")
     fleets = needing("mini_engine.distributed.replicas.fleet", NEEDED)
     waiting = -(-config.max_waiting // args.replicas)
     fleet_config = fleets.FleetConfig(args.replicas, waiting, args.router, args.beta, config.grace_seconds)

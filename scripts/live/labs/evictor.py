@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
+from scripts.live.labs.events import Event
 from scripts.live.labs.lab import Knob, Lab, Preset
 from scripts.live.labs.load import LETTERS, load
 from scripts.live.labs.oracle import found_by_oracle
@@ -19,6 +20,7 @@ from mini_engine.kv.radix_node import Node
 
 EVICT = "mini_engine/kv/radix.py::RadixTree.evict"
 MATCH = "mini_engine/kv/radix.py::RadixTree.match"
+TREE = "mini_engine/kv/radix.py::RadixTree"
 MOST_LEAVES = 9
 YOU = "you"
 
@@ -72,7 +74,7 @@ class Evictor(Lab):
         Preset("Two long histories: how close to Belady do you come?", "", {"load": 29, "blocks": 13}),
     )
     modules = ()
-    code = (EVICT, MATCH)
+    code = (TREE, MATCH, EVICT)
 
     def __init__(self, chosen: dict[str, Any]) -> None:
         super().__init__(chosen, acts={YOU: "know each leaf’s age and session"}, blocks=chosen["blocks"])
@@ -81,6 +83,8 @@ class Evictor(Lab):
         self.seen = dict[str, Turn]()
         self.found = self.asked = self.num_done = 0
         self.went, self.news, self.scores = list[str](), list[str](), list[dict[str, Any]]()
+        begins = f"{plural(len(self.load), 'turn')} will come, and the pool has {chosen['blocks']} blocks."
+        self.show(f"{begins} When they are used up, you say which leaf gives up its end.", TREE)
         self.go_on()
 
     @property
@@ -115,13 +119,18 @@ class Evictor(Lab):
     def alive(self) -> list[str]:
         return list(self.choices)
 
+    def happen(self, event: Event) -> None:
+        """See `Lab.happen`. The requests are the load's."""
+        if event.kind in "+!":
+            raise UserError(f"{event} is no event of this lab, whose requests come by themselves; {self.syntax}")
+        super().happen(event)
+
     def leave(self, name: str) -> None:
         """Evict from the end of a leaf as much as is needed, or all of it."""
         choices = self.choices
         if name not in choices:
-            raise UserError(
-                f"there is no leaf {name} to evict from; choose one of {', '.join(choices) or 'none: all is over'}"
-            )
+            options = f"choose leaf {', '.join(choices)}" if choices else "the load is over, so that nothing has to go"
+            raise UserError(f"there is no leaf {name} to evict from; {options}")
         self.evict(choices[name])
         self.go_on()
 
