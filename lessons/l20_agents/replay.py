@@ -115,7 +115,12 @@ class Replay:
 
     def schedule(self, call: Call, seconds: float) -> None:
         self.due[call.index] = seconds
-        self.at(seconds, self.waiting.append, call)
+        self.at(seconds, self.arrive, call)
+
+    def arrive(self, call: Call) -> None:
+        """Put the call into the queue, and tell the cache, as the engine does."""
+        self.waiting.append(call)
+        self.manager.coordinator.request_added(call)
 
     def at(self, seconds: float, event: Callable[[Call], None], call: Call) -> None:
         heappush(self.events, (seconds, next(self.order), event, call))
@@ -130,7 +135,6 @@ class Replay:
         if cost.num_blocks > manager.num_free_blocks:
             return  # until a request ends
         self.waiting.popleft()
-        manager.coordinator.request_added(call)
         self.begun[call.index] = True
         found = manager.allocate(call.id, call.prompt, call.namespace)
         manager.grow(call.id, num_tokens)
