@@ -458,10 +458,11 @@ def turn(manager, request_id, names, session=None):
 
 def test_a_session_outlives_a_crowd_and_nothing_is_pinned():
     manager, sessions = manager_of(num_blocks=13)
-    turn(manager, "first", (1, 2, 3), "A")
+    turn(manager, "first", (1, 2), "A")
+    turn(manager, "second", (1, 2, 3), "A")
     for name in range(10, 30, 2):
         turn(manager, f"{name}", (name, name + 1))
-    assert turn(manager, "second", (1, 2, 3, 4), "A") == 3, "ten strangers have passed, and A's text is still there"
+    assert turn(manager, "third", (1, 2, 3, 4), "A") == 3, "ten strangers have passed, and A's text is still there"
     assert turn(manager, "large", range(50, 61)) == 0, "a prompt that needs every block gets them: references are soft"
     assert sessions.stats.evicted == 4, "four blocks were evicted while A referred to them"
     check_tree(cache_of(manager).prefixes.tree)
