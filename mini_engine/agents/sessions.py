@@ -131,9 +131,10 @@ class Sessions(EvictionPolicy):
     def began(self, prefix: SharedPrefix) -> None:
         """Note that a turn begins, as `EvictionPolicy.began` says. The other policy is told of every request.
 
-        If the request names a session, that one (`_known`) has one more running turn. If the prompt continues its text,
-        what it finds is counted (`_count`). Otherwise the session has left its text: its reference, if it has one, is
-        given up, the node where it ended goes into `left` with its `last_used`, and `num_left` counts that.
+        If the request names a session, that one (`_known`) has one turn less in the queue (`_waits_no_more`) and one
+        more that runs. If the prompt continues its text, what it finds is counted (`_count`). Otherwise the session has
+        left its text: its reference, if it has one, is given up, the node where it ended goes into `left` with its
+        `last_used`, and `num_left` counts that.
         """
         self.policy.began(prefix)
         if prefix.session is None:
@@ -180,9 +181,10 @@ class Sessions(EvictionPolicy):
         """Let references follow what remains of their texts. Called before the leaf loses these blocks from its end.
 
         See `EvictionPolicy.lost`; the other policy is told, too. Each session that ends in this leaf refers to fewer
-        blocks from now on: in the same leaf, at the node above if the leaf goes, or nowhere if no block remains. In the
-        same way, what is `left` goes on at the node above, with the same tick, unless that is the root. None of `ends`,
-        `left` and `_fallen` has a leaf that goes. `stats.evicted` counts blocks that a session referred to.
+        blocks from now on: in the same leaf, at the node above if the leaf goes, or nowhere if no block remains. One
+        that was held is held again, with fewer blocks. In the same way, what is `left` goes on at the node above, with
+        the same tick, unless that is the root. None of `ends`, `left` and `_fallen` has a leaf that goes.
+        `stats.evicted` counts blocks that a session holds, or for which a turn waits.
         """
         self.policy.lost(leaf, blocks)
         is_gone, above = len(blocks) == len(leaf.blocks), leaf.parent

@@ -67,7 +67,8 @@ LAYERS = (
         "KV and attention",
         "where K and V are stored, and how they are read",
         (
-            *("kv", "attention", "layers", "experts", "families", "tiers", "quantized", "distributed.routing", "agents"),
+            *("kv", "attention", "layers", "experts", "families", "tiers", "quantized", "distributed.routing"),
+            "agents",
             *("hybrid.memory", "hybrid.checkpoints", "hybrid.track_slots", "hybrid.gdn_pool", "hybrid.store"),
             *("hybrid.delta_rule", "hybrid.native", "hybrid.fast"),
             "windows",

@@ -54,5 +54,5 @@ def refer(sessions, node, name, num_shared=0):
 
 
 def place(sessions, leaf):
-    """Return which of the three groups a leaf is in: 0 left behind, 1 of no session, 2 of a session."""
+    """Return which of the four groups a leaf is in: 0 left behind, 1 not held, 2 held, 3 with a turn in the queue."""
     return sessions.rank(leaf)[0]
