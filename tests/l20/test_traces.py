@@ -114,7 +114,7 @@ def test_mooncakes_sessions_are_those_of_the_texts(tmp_path):
 def test_a_line_that_is_no_request_is_named(tmp_path, line):
     path = tmp_path / "trace.jsonl"
     path.write_text('{"hash_ids": [1]}\n' + line, encoding="utf-8")
-    with pytest.raises(UserError, match="line 2 of .* is not a request; give"):
+    with pytest.raises(UserError, match=r"line 2 of .* is not a request; give"):
         read_mooncake(path)
 
 
