@@ -83,8 +83,8 @@ class Evictor(Lab):
         self.seen = dict[str, Turn]()
         self.found = self.asked = self.num_done = 0
         self.went, self.news, self.scores = list[str](), list[str](), list[dict[str, Any]]()
-        begins = f"{plural(len(self.load), 'turn')} will come, and the pool has {chosen['blocks']} blocks."
-        self.show(f"{begins} When they are used up, you say which leaf gives up its end.", TREE)
+        begins = f"{plural(len(self.load), 'turn')} will come to a pool of {chosen['blocks']} blocks."
+        self.show(f"{begins} When it is full, you choose what goes.", TREE)
         self.go_on()
 
     @property
