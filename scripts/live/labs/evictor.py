@@ -77,7 +77,7 @@ class Evictor(Lab):
     code = (TREE, MATCH, EVICT)
 
     def __init__(self, chosen: dict[str, Any]) -> None:
-        super().__init__(chosen, acts={YOU: "know each leaf’s age and session"}, blocks=chosen["blocks"])
+        super().__init__(chosen, acts={YOU: "know each leaf’s age and session"})
         self.load = load(chosen["load"], chosen["agents"])
         self.turns = Turns(chosen["blocks"], lambda turns: Reader(self.sessions(turns)))
         self.seen = dict[str, Turn]()
