@@ -151,7 +151,6 @@ def test_a_session_travels_to_a_replica():
     assert pickle.loads(pickle.dumps(job)) == job and job.session == "agent"
 
 
-@pytest.mark.ci
 def test_a_replica_knows_a_session_and_closes_it():
     pytest.importorskip("fastapi", reason="needs the extra 'server'")
     from mini_engine.cli import serve

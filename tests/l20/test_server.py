@@ -5,7 +5,9 @@ No request fails, and no token changes, because of a session.
 
 import asyncio
 import json
+import sys
 from functools import partial
+from importlib.util import find_spec
 
 import pytest
 
@@ -301,6 +303,24 @@ def test_a_prompt_that_is_scored_opens_no_session(server):
     before = server.open
     assert server.post("/v1/completions", COMPLETION | {"echo": True, "logprobs": 0, "session_id": "s"}).status == 200
     assert server.open == before
+
+
+# ---------------------------------------------------------------- replicas
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'distributed'")
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the replicas' processes in /proc")
+def test_closing_reaches_every_replica():
+    """In turn, so that the session's turns are at both."""
+    from tests.shared.fleet_server import FleetServer
+
+    with FleetServer("--num-blocks", "100", "--sessions", "--router", "round-robin") as server:
+        for _ in range(4):
+            assert server.post("/v1/completions", COMPLETION | {"session_id": "agent"}).status == 200
+        assert list(server.by_replica("sessions").values()) == [1, 1], "both know it"
+        closed = [server.post(CLOSE, {"session_id": "agent"}).body["closed"] for _ in range(2)]
+        assert closed == [True, False] and not any(server.by_replica("sessions").values())
 
 
 # ---------------------------------------------------------------- what is counted

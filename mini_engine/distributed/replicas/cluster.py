@@ -106,7 +106,7 @@ class Cluster:
         max_waiting: the most requests that may wait at one replica.
         ask: sends jobs to a replica of the router's choice and yields what its `Replica.answer` yields; raises
             ReplicaLost if it ends.
-        close_session: as EngineWorker's, at every replica: a session's turns may have been at several of them.
+        close_session: forgets a session at every replica, and returns True if one of them had it.
     """
 
     is_alive, fault, stuck = True, "", ""  # Ray Serve replaces replicas that end
@@ -115,7 +115,7 @@ class Cluster:
         self, tokenizer: Tokenizer, limits: ModelLimits, max_waiting: int, ask: Ask, close_session: CloseSession
     ) -> None:
         self.tokenizer, self.limits, self.max_waiting, self.ask = tokenizer, limits, max_waiting, ask
-        self.close_session = close_session
+        self._close_session = close_session
         self.open: set[OpenRequest] = set()
         self.numbers = itertools.count()
 
@@ -140,6 +140,10 @@ class Cluster:
             request.cancel()
             raise
         return request.answers
+
+    async def close_session(self, session: Hashable, namespace: Hashable = None) -> bool:
+        """Forget a session at every replica: its turns may have been at several. Return False if it is unknown."""
+        return await self._close_session(session, namespace)
 
     def end_all(self, error: str) -> None:
         """End every open answer with this error."""
