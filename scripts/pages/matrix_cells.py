@@ -80,7 +80,7 @@ FEATURES = (
     Feature(
         "agents",
         "l20_agents",
-        {"eviction_policy": "slru", "longest_prefix_first": True, "block_size": 8},  # a first turn fills a block of 8
+        {"enable_sessions": True, "longest_prefix_first": True, "block_size": 8},  # a first turn fills a block of 8
         has_turns=True,
     ),
 )

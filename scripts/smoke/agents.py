@@ -36,8 +36,8 @@ class Agents(Scenario):
         turn = max(map(len, self.prompts)) + self.args.max_new_tokens
         needs = blocks_for([text + [0] * turn * (TURNS - 1) for text in self.texts], self.args)
         num_blocks = sum(needs) * 4 // 3
-        shape = {"num_blocks": 1 + num_blocks, "max_track_slots": 2 * len(self.prompts)}
-        options = shape | {"enable_sessions": True} | options
+        sizes = {"num_blocks": 1 + num_blocks, "max_track_slots": 2 * len(self.prompts)}
+        options = sizes | {"enable_sessions": True} | options
         self.shared = self.engine(**options)
         if (each := self.cache.memory.blocks_each) > 1:  # windows take blocks of the same pool
             self.shared = self.engine(**options | {"num_blocks": 1 + each * num_blocks})
