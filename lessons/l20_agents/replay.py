@@ -9,7 +9,6 @@ for a block of the trace: that is 512 times faster, and evicts the same.
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from copy import copy
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -97,7 +96,6 @@ class Replay:
         self.events: list[tuple[float, int, Callable[[Call], None], Call]] = []
         self.order = count()
         self.waiting: deque[Call] = deque()
-        self.running: dict[str, Call] = {}  # copies: a trace is replayed more than once
         self.is_computing = False
         self.outcome = Outcome(trace)
 
@@ -117,7 +115,12 @@ class Replay:
 
     def schedule(self, call: Call, seconds: float) -> None:
         self.due[call.index] = seconds
-        self.at(seconds, self.waiting.append, call)
+        self.at(seconds, self.arrive, call)
+
+    def arrive(self, call: Call) -> None:
+        """Put the call into the queue, and tell the cache, as the engine does."""
+        self.waiting.append(call)
+        self.manager.coordinator.request_added(call)
 
     def at(self, seconds: float, event: Callable[[Call], None], call: Call) -> None:
         heappush(self.events, (seconds, next(self.order), event, call))
@@ -132,8 +135,6 @@ class Replay:
         if cost.num_blocks > manager.num_free_blocks:
             return  # until a request ends
         self.waiting.popleft()
-        self.running[call.id] = copy(call)
-        manager.coordinator.request_added(self.running[call.id])
         self.begun[call.index] = True
         found = manager.allocate(call.id, call.prompt, call.namespace)
         manager.grow(call.id, num_tokens)
@@ -151,7 +152,6 @@ class Replay:
     def end(self, call: Call) -> None:
         """Note that the answer is complete. The client goes on after its tool's time, or closes the session."""
         self.manager.free(call.id, call.text)
-        del self.running[call.id]
         if call.closes:
             self.manager.coordinator.close_session(call.session, call.namespace)
         for follower in self.followers.pop(call.index, ()):

@@ -11,26 +11,23 @@ from mini_engine.kv.radix_node import Node
 class Limits:
     """What the sessions of clients may take.
 
-    blocks: that all sessions together may refer to; those of one namespace at most `each`.
+    blocks: that all sessions together may hold while no turn of theirs waits; those of one namespace at most `each`.
     sessions: how many are remembered. seconds: a session without a turn for so long is forgotten.
-    patience: if there are too many blocks, a session that has been idle for so many seconds gives way; if there is
-        none, the newest does, because agents come back in turn: giving up the oldest would give up each just in time.
     """
 
     blocks: int
     each: int
     sessions: int = 4096
     seconds: float = 600.0
-    patience: float = 60.0
 
     def __post_init__(self) -> None:
-        if min(self.blocks, self.each, self.sessions - 1, self.seconds, self.patience) < 0:
+        if min(self.blocks, self.each, self.sessions - 1, self.seconds) < 0:
             raise UserError(f"{self}: give 1 or more sessions, and nothing below 0 for the rest")
 
     @classmethod
     def of_pool(cls, num_blocks: int) -> "Limits":
-        """Return the limits for a pool: three quarters of it for sessions, so that one quarter is anybody's."""
-        most = num_blocks * 3 // 4
+        """Return the limits for a pool: sessions may hold half of it, and the other half follows the other policy."""
+        most = num_blocks // 2
         return cls(most, most)
 
 
@@ -39,8 +36,10 @@ class Session:
     """A conversation, as far as the cache knows it.
 
     key: its namespace and the client's name for it. num_shared: blocks that its first turn found: they are not its own.
-    seen: when a turn last began or ended. num_running: turns that run now.
-    end: the node where its text ends, as long as the session refers to it. num_blocks: of its text, up to there.
+    seen: when a turn last began or ended. num_running: turns that run now. num_turns: that have ended.
+    num_waiting: turns in the scheduler's queue. waits_since: the tick at which the first of them came.
+    end: the node where its text ends, as long as the tree has some of it. num_blocks: of its text, up to there.
+    is_held: the session counts as one that goes on, within the limits.
     text: the hash and size of its text as a key, so that a turn that does not continue it is noticed.
     num_stored: how many blocks of the text were stored when its latest turn ended.
     """
@@ -49,7 +48,11 @@ class Session:
     num_shared: int
     seen: float = 0.0
     num_running: int = 0
+    num_turns: int = 0
+    num_waiting: int = 0
+    waits_since: int = 0
     end: Node | None = None
+    is_held: bool = False
     num_blocks: int = 0
     text: tuple[int, int] = (hash(b""), 0)
     num_stored: int = 0
@@ -61,7 +64,7 @@ class Session:
 
     @property
     def num_own(self) -> int:
-        """The blocks that it refers to and did not find in its first turn."""
+        """The blocks of its text that it did not find in its first turn."""
         return max(0, self.num_blocks - self.num_shared)
 
     def is_continued_by(self, key: bytes) -> bool:
@@ -79,8 +82,8 @@ class SessionStats:
     """Counts, in blocks, of what sessions found again.
 
     asked: of the texts of earlier turns, without what a session's first turn had found: a prompt that all share is no
-    hit of a session. found: those of them that were still cached. evicted: blocks evicted although a session referred
-    to them. num_left: texts that a session left, because a turn did not continue them.
+    hit of a session. found: those of them that were still cached. evicted: blocks evicted although a session held them
+    or had a turn that waited. num_left: texts that a session left, because a turn did not continue them.
     """
 
     asked: int = 0

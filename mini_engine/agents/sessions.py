@@ -1,13 +1,16 @@
 """Lesson 20. Sessions: which cached prefixes have a next turn, because clients say which conversation a request is of.
 
-    root ── [system prompt] ─┬─ [turns of A] ◄ A       A waits for its tool: goes last
-                             ├─ [a question]           nobody refers to it: goes before that
+    root ── [system prompt] ─┬─ [turns of A] ◄ A       A's next turn waits in the queue: goes last
+                             ├─ [turns of C] ◄ C       C waits for its tool: goes before that
+                             ├─ [a question]           nobody's, goes before that
                              └─ [B] ─┬─ [old turns] ✕  B has rewritten its history: goes first
                                      └─ [new turn] ◄ B
 
-A session refers to the node where the text of its latest turn ends. Only leaves are evicted, so that is enough for all
-of its text. The reference is soft: it decides who goes first, and never keeps a block that a running request needs. It
-is a hint from a client, so it is bounded: in blocks for each namespace, in blocks in all, in number and in time.
+A session ends at the node where the text of its latest turn ends. Only leaves are evicted, so that is enough for all of
+its text. Such a reference is soft: it decides what goes first, and never keeps a block that a running request needs.
+What waits in the queue is certain to come back, in a known order. Everything else is a hint from a client. So a session
+must have come back once before it is held, and what is held is bounded: in blocks for each namespace, in blocks in all,
+in number and in time.
 
 Soft references, and closing: SGLang's session-aware radix cache.
 """
@@ -21,11 +24,12 @@ from mini_engine.kv.eviction import LRU, EvictionPolicy
 from mini_engine.kv.prefixes import SharedPrefix
 from mini_engine.kv.radix_node import Node
 
-LEFT, NOBODYS, REFERENCED = range(3)  # the order of eviction; within each, the other policy's
+LEFT, NOBODYS, REFERENCED, WAITING = range(4)  # the order of eviction
+PROVED = 2  # turns after which a session is held: a client that opens any number of them holds nothing
 
 
 class Sessions(EvictionPolicy):
-    """Evicts what sessions have left behind first, and what a session refers to last.
+    """Evicts what sessions have left behind first, then what none holds, then what some hold, and last what waits.
 
     Args:
         limits: what the sessions of clients may take.
@@ -35,8 +39,9 @@ class Sessions(EvictionPolicy):
     Attributes:
         sessions: by namespace and name, the one that has been idle for longest first.
         ends: the nodes where sessions end, each with its sessions.
+        held: by namespace, the sessions that are held, the one that was first again first.
         left: the nodes where texts end that a session has left, with `last_used` at that time.
-        num_sessions: sessions of each namespace. num_blocks: blocks that these refer to.
+        num_sessions: sessions of each namespace. num_blocks: blocks of their own that its held sessions have.
     """
 
     def __init__(
@@ -45,11 +50,13 @@ class Sessions(EvictionPolicy):
         self.limits, self.policy, self.clock = limits, policy or LRU(), clock
         self.sessions: OrderedDict[tuple[Hashable, Hashable], Session] = OrderedDict()
         self.ends: dict[Node, set[Session]] = {}
+        self.held: dict[Hashable, OrderedDict[Session, None]] = {}
         self.left: dict[Node, int] = {}
         self.num_sessions: Counter[Hashable] = Counter()
         self.num_blocks: Counter[Hashable] = Counter()
         self.stats = SessionStats()
-        self._fallen: dict[Node, None] = {}  # each node once: nobody may ask for a long time
+        self.tick = 0
+        self._fallen: dict[Node, None] = {}  # each once: there may be many turns between two evictions
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -68,8 +75,15 @@ class Sessions(EvictionPolicy):
     # ---------------------------------------------------------------- the order
 
     def rank(self, leaf: Node) -> tuple[int, ...]:
-        """See `EvictionPolicy.rank`. What a session has left is nobody's again once another request has used it."""
-        place = REFERENCED if leaf in self.ends else LEFT if self.left.get(leaf) == leaf.last_used else NOBODYS
+        """See `EvictionPolicy.rank`. What a session has left is nobody's again once another request has used it.
+
+        Of the leaves for which turns wait, the one whose turn came last goes first.
+        """
+        sessions = self.ends.get(leaf, ())
+        if since := [session.waits_since for session in sessions if session.num_waiting]:
+            return (WAITING, -min(since))
+        is_held = any(session.is_held for session in sessions)
+        place = REFERENCED if is_held else LEFT if self.left.get(leaf) == leaf.last_used else NOBODYS
         return (place, *self.policy.rank(leaf))
 
     def num_ready(self, leaf: Node) -> int:
@@ -80,33 +94,53 @@ class Sessions(EvictionPolicy):
         """Return the leaves that go earlier now, as `EvictionPolicy.fallen` says; each of them once.
 
         Sessions that have been idle for too long are forgotten first. Then: the leaves that sessions have ceased to
-        refer to since the last call (`_fallen`), and those that the other policy reports.
+        hold, to wait for or to end in since the last call (`_fallen`), and those that the other policy reports.
         """
         self._expire()
         fallen, self._fallen = self._fallen, {}
         return [*fallen, *self.policy.fallen()]
 
     def waiting(self) -> Sequence[Node]:
-        """See `EvictionPolicy.waiting`: the ends of sessions without a turn now, as `_giving_way` would choose them."""
-        now, late, others = self.clock(), [], []
-        for session in self.sessions.values():
-            if session.end is not None and not session.num_running:
-                (late if now - session.seen >= self.limits.patience else others).append(session.end)
-        return [*late, *reversed(others)]
+        """See `EvictionPolicy.waiting`: the ends of held sessions, and then of those that have a turn in the queue.
+
+        The newest gives way first: agents come back in turn, so the oldest would lose what it needs just before.
+        """
+        idle = [one for one in reversed(self.sessions.values()) if not one.num_running]
+        queued = sorted((one for one in idle if one.num_waiting), key=lambda one: -one.waits_since)
+        held = [one for one in idle if one.is_held and not one.num_waiting]
+        return [one.end for one in (*held, *queued) if one.end is not None]
 
     # ---------------------------------------------------------------- a turn
+
+    def waits(self, session: Hashable, namespace: Hashable) -> None:
+        """See `EvictionPolicy.waits`. The first turn of a session has no text yet to wait for."""
+        self.policy.waits(session, namespace)
+        known = self.sessions.get((namespace, session))
+        if known is not None:
+            self.tick += 1
+            known.waits_since = known.waits_since if known.num_waiting else self.tick
+            known.num_waiting += 1
+
+    def gave_up(self, session: Hashable, namespace: Hashable) -> None:
+        """See `EvictionPolicy.gave_up`."""
+        self.policy.gave_up(session, namespace)
+        known = self.sessions.get((namespace, session))
+        if known is not None:
+            self._waits_no_more(known)
 
     def began(self, prefix: SharedPrefix) -> None:
         """Note that a turn begins, as `EvictionPolicy.began` says. The other policy is told of every request.
 
-        If the request names a session, that one (`_known`) has one more running turn. If the prompt continues its text,
-        what it finds is counted (`_count`). Otherwise the session has left its text: its reference, if it has one, is
-        given up, the node where it ended goes into `left` with its `last_used`, and `num_left` counts that.
+        If the request names a session, that one (`_known`) has one turn less in the queue (`_waits_no_more`) and one
+        more that runs. If the prompt continues its text, what it finds is counted (`_count`). Otherwise the session has
+        left its text: its reference, if it has one, is given up, the node where it ended goes into `left` with its
+        `last_used`, and `num_left` counts that.
         """
         self.policy.began(prefix)
         if prefix.session is None:
             return
         session = self._known(prefix)
+        self._waits_no_more(session)
         session.num_running += 1
         if session.is_continued_by(prefix.key):
             self._count(session, prefix)
@@ -128,7 +162,10 @@ class Sessions(EvictionPolicy):
             self._release(session)
             session.set_text(prefix.key, prefix.num_stored)
             self._refer(session, prefix.node, prefix.num_stored)
-            self._keep_limits(session)
+            session.num_turns += 1
+            if session.num_turns >= PROVED:
+                self._hold(session)
+                self._keep_limits(session)
 
     def close(self, session: Hashable, namespace: Hashable) -> bool:
         """Forget a session, and give up its reference. Return False if the namespace has none of this name.
@@ -144,18 +181,23 @@ class Sessions(EvictionPolicy):
         """Let references follow what remains of their texts. Called before the leaf loses these blocks from its end.
 
         See `EvictionPolicy.lost`; the other policy is told, too. Each session that ends in this leaf refers to fewer
-        blocks from now on: in the same leaf, at the node above if the leaf goes, or nowhere if no block remains. In the
-        same way, what is `left` goes on at the node above, with the same tick, unless that is the root. None of `ends`,
-        `left` and `_fallen` has a leaf that goes. `stats.evicted` counts blocks that a session referred to.
+        blocks from now on: in the same leaf, at the node above if the leaf goes, or nowhere if no block remains. One
+        that was held is held again, with fewer blocks. In the same way, what is `left` goes on at the node above, with
+        the same tick, unless that is the root. None of `ends`, `left` and `_fallen` has a leaf that goes.
+        `stats.evicted` counts blocks that a session holds, or for which a turn waits.
         """
         self.policy.lost(leaf, blocks)
         is_gone, above = len(blocks) == len(leaf.blocks), leaf.parent
         sessions = list(self.ends.get(leaf, ()))
-        self.stats.evicted += len(blocks) if sessions else 0
+        if any(session.is_held or session.num_waiting for session in sessions):
+            self.stats.evicted += len(blocks)
         for session in sessions:
+            was_held = session.is_held
             self._release(session)
             if remaining := session.num_blocks - len(blocks):
                 self._refer(session, above if is_gone and above else leaf, remaining)
+                if was_held:
+                    self._hold(session)
         if not is_gone:
             return
         self._fallen.pop(leaf, None)
@@ -197,19 +239,40 @@ class Sessions(EvictionPolicy):
     def _refer(self, session: Session, node: Node, num_blocks: int) -> None:
         session.end, session.num_blocks = node, num_blocks
         self.ends.setdefault(node, set()).add(session)
+
+    def _hold(self, session: Session) -> None:
+        """Let a session that has an end hold its blocks, as the newest of its namespace."""
+        session.is_held = True
+        self.held.setdefault(session.namespace, OrderedDict())[session] = None
         add(self.num_blocks, session.namespace, session.num_own)
+
+    def _let_go(self, session: Session) -> None:
+        """Let a session hold nothing from now on. Its leaf goes earlier, but stays known."""
+        if session.end is None or not session.is_held:
+            return
+        session.is_held = False
+        self._fallen[session.end] = None
+        del self.held[session.namespace][session]
+        add(self.num_blocks, session.namespace, -session.num_own)
+        if not self.held[session.namespace]:
+            del self.held[session.namespace]
 
     def _release(self, session: Session) -> None:
         """Give up the session's reference, if it has one. Its leaf goes earlier now."""
+        self._let_go(session)
         if session.end is None:
             return
-        add(self.num_blocks, session.namespace, -session.num_own)
         sessions = self.ends[session.end]
         sessions.remove(session)
         if not sessions:
             del self.ends[session.end]
-            self._fallen[session.end] = None
+        self._fallen[session.end] = None
         session.end = None
+
+    def _waits_no_more(self, session: Session) -> None:
+        session.num_waiting = max(0, session.num_waiting - 1)
+        if session.end is not None:
+            self._fallen[session.end] = None
 
     def _forget(self, session: Session) -> None:
         self._release(session)
@@ -220,27 +283,22 @@ class Sessions(EvictionPolicy):
         """Forget the sessions that have been idle for too long."""
         now = self.clock()
         while self.sessions and (oldest := next(iter(self.sessions.values()))).seen + self.limits.seconds < now:
-            if oldest.num_running:
+            if oldest.num_running or oldest.num_waiting:
                 self._touch(oldest)
             else:
                 self._forget(oldest)
 
     def _keep_limits(self, newest: Session) -> None:
-        """Release references until no namespace, and not all together, refer to more blocks than they may."""
-        while self.num_blocks[newest.namespace] > self.limits.each or self.num_blocks.total() > self.limits.blocks:
-            self._release(self._giving_way(newest))
+        """Let sessions go until no namespace, and not all together, hold more blocks than they may.
 
-    def _giving_way(self, newest: Session) -> Session:
-        """Return the session whose reference goes: of the namespace that has too many, or the most of all.
-
-        Its oldest, if that one has been idle for long; otherwise its newest. Agents come back in turn, so giving up the
-        oldest would give up each of them just before it comes back.
+        Of the namespace that has too many, or of the one that has the most of all, the session that has been idle for
+        longest gives way: a tool that has taken long takes longer, so here LRU is right.
         """
-        crowd = newest.namespace
-        if self.num_blocks[crowd] <= self.limits.each:
-            crowd = max(self.num_blocks, key=self.num_blocks.__getitem__)
-        holders = [one for one in self.sessions.values() if one.end is not None and one.namespace == crowd]
-        return holders[0 if self.clock() - holders[0].seen >= self.limits.patience else -1]
+        while self.num_blocks[newest.namespace] > self.limits.each or self.num_blocks.total() > self.limits.blocks:
+            crowd = newest.namespace
+            if self.num_blocks[crowd] <= self.limits.each:
+                crowd = max(self.num_blocks, key=self.num_blocks.__getitem__)
+            self._let_go(next(iter(self.held[crowd])))
 
 
 def add(counts: Counter[Hashable], namespace: Hashable, number: int) -> None:

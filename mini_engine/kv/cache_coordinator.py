@@ -95,8 +95,10 @@ class CacheCoordinator(KvCoordinator):
         return Cost(num_blocks, should_wait)
 
     def request_added(self, request: Text) -> None:
-        """Tell the connector, and remember which session the request belongs to."""
+        """Tell the connector and the policy, and remember which session the request belongs to."""
         self.requests[request.id] = request
+        if request.session is not None:
+            self.prefixes.tree.policy.waits(request.session, request.namespace)
         self.connector.request_added(request)
 
     def begin(
@@ -179,6 +181,8 @@ class CacheCoordinator(KvCoordinator):
         with ExitStack() as parts:  # calls each of them, the last one first, even if another one raises
             if table is not None:
                 parts.callback(self._end, request_id, table, computed_ids)
+            elif (request := self.requests.get(request_id)) is not None and request.session is not None:
+                self.prefixes.tree.policy.gave_up(request.session, request.namespace)
             parts.callback(self._ask, None, self.connector.request_finished, request_id)
 
     def _end(self, request_id: str, table: RequestTable, computed_ids: Sequence[int] = ()) -> None:

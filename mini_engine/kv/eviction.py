@@ -38,6 +38,12 @@ class EvictionPolicy:
         """Return the leaves whose ranks have decreased since the last call. Asked before each eviction."""
         return ()
 
+    def waits(self, session: Hashable, namespace: Hashable) -> None:
+        """Note that a request of this session has come, and waits to be admitted."""
+
+    def gave_up(self, session: Hashable, namespace: Hashable) -> None:
+        """Note that a request of this session has ended without being admitted."""
+
     def began(self, prefix: SharedPrefix) -> None:
         """Note that a request begins with this prefix, which it has locked."""
 

@@ -19,8 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scripts import ROOT
+from scripts.bench.agents_cost import cost
 from scripts.bench.agents_events import events, routing
 from scripts.bench.agents_load import collapse, sessions
+from scripts.bench.agents_mooncake import mooncake
+from scripts.bench.agents_neighbours import neighbours
 from scripts.bench.common import Report, save_text
 from scripts.bench.options import numbers
 
@@ -29,7 +32,15 @@ from mini_engine.cli.parser import whole_number
 
 KEPT = ROOT / "lessons" / "l20_agents" / "agents.json"
 Part = Callable[[Namespace], tuple[list[Row], str]]  # returns its rows, and a sentence about what was measured
-PARTS: dict[str, Part] = {"sessions": sessions, "collapse": collapse, "routing": routing, "events": events}
+PARTS: dict[str, Part] = {
+    "sessions": sessions,
+    "collapse": collapse,
+    "mooncake": mooncake,
+    "neighbours": neighbours,
+    "cost": cost,
+    "routing": routing,
+    "events": events,
+}
 
 
 def add_arguments(parser) -> None:

@@ -141,6 +141,15 @@ handover/sender.py: SendingConnector
 handover/transfers.py: Transfer Transfers
 handover/receiver.py: ReceivingConnector Senders
 handover/either.py: EitherConnector
+## Agents
+Eviction policies that know more than ages, events, and exact routing. [Lesson 20](l20_agents/README.md).
+agents/policies.py: SLRU TLRU
+agents/session.py: Limits Session SessionStats
+agents/sessions.py: Sessions
+agents/longest_prefix.py: LongestPrefixFirst
+agents/events.py: BlockStored BlockRemoved AllBlocksCleared EventBatch EventLog
+agents/publisher.py: Publisher
+agents/index.py: BlockIndex ExactScore
 ## More than one token a step
 Guesses from the text itself, and their verification. [Lesson 14](l14_speculation/README.md).
 speculation/options.py: Speculation

@@ -57,7 +57,7 @@ LAYERS = (
             "grammars",
             "handover",
             "hybrid",
-            *("assembly.layout", "assembly.storage", "assembly.pools"),
+            *("assembly.layout", "assembly.storage", "assembly.pools", "agents.longest_prefix"),
             "distributed.tensor_parallel",
             "speculation",
             "windows.plan",
@@ -68,6 +68,7 @@ LAYERS = (
         "where K and V are stored, and how they are read",
         (
             *("kv", "attention", "layers", "experts", "families", "tiers", "quantized", "distributed.routing"),
+            "agents",
             *("hybrid.memory", "hybrid.checkpoints", "hybrid.track_slots", "hybrid.gdn_pool", "hybrid.store"),
             *("hybrid.delta_rule", "hybrid.native", "hybrid.fast"),
             "windows",

@@ -9,11 +9,12 @@ from mini_engine.engine.scheduler_config import SchedulerConfig
 def crowded(trial: Agents, survives: bool = False, **options) -> None:
     """Let a crowd pass while all tools run. survives: it should leave the sessions' texts alone."""
     trial.open(**options)
-    for _ in range(2):
+    for is_held in (False, True):  # a session is held from its second turn on
         trial.turn()
         before = trial.num_cached()
         trial.crowd()
-        trial.shows(not survives or trial.num_cached() == before, "the crowd has evicted a session's blocks")
+        kept = trial.num_cached() == before
+        trial.shows(kept or not (survives and is_held), "the crowd has evicted a session's blocks")
     trial.turn()
 
 
@@ -43,6 +44,7 @@ def forked(trial: Agents) -> None:
 def last_resort(trial: Agents) -> None:
     """Let a crowd run at once that needs the sessions' blocks too."""
     trial.open()
+    trial.turn()
     trial.turn()
     trial.crowd(4, trial.shared.scheduler.manager.num_usable_blocks // 5)
     trial.shows(trial.sessions.stats.evicted, "no block was evicted that a session referred to")

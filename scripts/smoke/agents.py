@@ -31,11 +31,11 @@ class Agents(Scenario):
         self.missing: list[str] = []
 
     def open(self, **options: Any) -> None:
-        """Make an engine whose pool has room for all that the agents will have said, in three quarters of it."""
+        """Make an engine whose pool has room for all that the agents will have said, in the half that may be held."""
         self.texts = [self.rotated(0, 5 * self.args.block_size) + ids for ids in self.prompts]
         turn = max(map(len, self.prompts)) + self.args.max_new_tokens
         needs = blocks_for([text + [0] * turn * (TURNS - 1) for text in self.texts], self.args)
-        num_blocks = sum(needs) * 4 // 3
+        num_blocks = 2 * sum(needs)
         sizes = {"num_blocks": 1 + num_blocks, "max_track_slots": 2 * len(self.prompts)}
         options = sizes | {"enable_sessions": True} | options
         self.shared = self.engine(**options)
@@ -79,9 +79,9 @@ class Agents(Scenario):
         return requests
 
     def crowd(self, together: int = 1, num_blocks: int = 8) -> None:
-        """Answer prompts of so many blocks without a session until half a pool of blocks has been evicted."""
+        """Answer prompts of so many blocks without a session until a pool of blocks has been evicted."""
         tree, start, self.evicts = self.cache.prefixes.tree, 0, True
-        enough = tree.num_evicted + self.shared.scheduler.manager.num_usable_blocks // 2
+        enough = tree.num_evicted + self.shared.scheduler.manager.num_usable_blocks
         while tree.num_evicted < enough and start < MOST_IN_CROWD:
             start += together
             length = num_blocks * self.args.block_size

@@ -27,7 +27,7 @@ class Scenario(Trial):
         needs, self.evicts = blocks_for(prompts, self.args), share < 1
         self.shared = self.engine(num_blocks=1 + max(*needs, int(sum(needs) * share)))
 
-    def figures(self) -> dict[str, Any]:
+    def counted(self) -> dict[str, Any]:
         """Return how much was found in the cache, and what became of its blocks."""
         manager = self.shared.scheduler.manager
         prefixes = cache_of(manager).prefixes
@@ -51,7 +51,7 @@ def run_scenarios(
     for name, play in scenarios.items():
         trial = kind(name, args, prompts, Opened(), model)
         play(trial)
-        found = figures[name] = trial.figures()
+        found = figures[name] = trial.counted()
         one = trial.outcome(trial.shared, trial.requests)
         one.exercising(found["found_tokens"], "no prompt found a prefix")
         one.exercising(found["evicted_blocks"] or not trial.evicts, "no block was evicted")

@@ -25,7 +25,9 @@ NUMBERS_ONLY = {
     "kv.eviction", "kv.refcount", "hybrid.memory", "hybrid.checkpoints", "hybrid.track_slots", "speculation.adapt",
     "speculation.options", "speculation.lookup", "speculation.speculator", "speculation.tree_lookup",
     "speculation.verify", "tiers.background", "tiers.break_even", "tiers.disk", "tiers.host", "tiers.connector",
-    "tiers.companions", "tiers.keys", "tiers.records", "tiers.states", "tiers.store", "tiers.tiers",
+    "tiers.companions", "tiers.keys", "tiers.records", "tiers.states", "tiers.store", "tiers.tiers", "kv.watcher",
+    "agents.events", "agents.index", "agents.longest_prefix", "agents.policies", "agents.session", "agents.sessions",
+    "agents.wire",
 }  # fmt: skip
 # Imports modules where torch cannot be found, as in the website's browser; says by way of which files one fails.
 WITHOUT_TORCH = """

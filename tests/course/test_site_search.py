@@ -36,6 +36,7 @@ TYPED = {  # what a reader types: a page that must be among the first results
     "DeepSeek": "l16_latents/",
     "tensor parallelism": "l18_ranks/",
     "disaggregation": "l19_handover/",
+    "tool call": "l20_agents/",
     "grading": "teachers/",
     "benchmark": "ladder/",
     "preemption": "l5_scheduler/",

@@ -45,13 +45,14 @@ def prefix_of(node, session, names=None):
 
 
 def refer(sessions, node, name, num_shared=0):
-    """Make `name` a session whose text ends at this node, as if its turns so far had ended there. Return it."""
+    """Make `name` a session whose text ends at this node, as if several turns had ended there by now. Return it."""
     key = node.label[0], name
-    session = sessions.sessions[key] = Session(key, num_shared, seen=sessions.clock(), num_running=1)
+    session = sessions.sessions[key] = Session(key, num_shared, seen=sessions.clock(), num_running=1, num_turns=1)
+    sessions.num_sessions[node.label[0]] += 1
     sessions.ended(prefix_of(node, name))
     return session
 
 
 def place(sessions, leaf):
-    """Return which of the three groups a leaf is in: 0 left behind, 1 of no session, 2 of a session."""
+    """Return which of the four groups a leaf is in: 0 left behind, 1 not held, 2 held, 3 with a turn in the queue."""
     return sessions.rank(leaf)[0]

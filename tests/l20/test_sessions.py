@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from mini_engine.agents.session import Limits
-from mini_engine.agents.sessions import LEFT, NOBODYS, REFERENCED, Sessions
+from mini_engine.agents.sessions import LEFT, NOBODYS, REFERENCED, WAITING, Sessions
 from mini_engine.base.errors import UserError
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
@@ -363,6 +363,46 @@ def test_the_same_name_in_another_namespace_is_another_session():
     assert set(sessions.sessions) == {(None, "A"), (None, "B"), ("another tenant", "A")}
 
 
+@pytest.mark.task(5)
+def test_a_turn_that_has_begun_no_longer_waits():
+    _, _, a, _, sessions = two_sessions()
+    sessions.waits("A", None)
+    assert place(sessions, a) == WAITING, "A's next turn is in the queue: it is certain to need its text"
+    begun(sessions, a, "A", (1, 2, 3, 4, 6))
+    assert place(sessions, a) == REFERENCED, "the turn runs: nothing of A waits in the queue any more"
+
+
+# ---------------------------------------------------------------- turns in the queue
+
+
+def test_of_what_waits_the_last_in_the_queue_goes_first():
+    _, _, a, b, sessions = two_sessions()
+    sessions.waits("A", None)
+    sessions.waits("B", None)
+    sessions.waits("A", None)
+    assert sorted([a, b], key=sessions.rank) == [b, a], "A came first and is admitted first: it is needed sooner"
+
+
+def test_a_turn_that_gives_up_waits_no_more():
+    tree, _, a, _, sessions = two_sessions()
+    tree.queue.add(a)
+    sessions.waits("A", None)
+    tree.queue.pop()
+    sessions.gave_up("A", None)
+    assert place(sessions, a) == REFERENCED, "the request was cancelled in the queue"
+    assert a in sessions.fallen(), "it goes earlier now, so the queue must hear of it"
+
+
+def test_a_session_is_held_from_its_second_turn_on():
+    tree, sessions = sessions_over()
+    leaf = hang(tree, tree.root, (1,), (1,))
+    for number, expected in ((1, NOBODYS), (2, REFERENCED)):
+        prefix = prefix_of(leaf, "A")
+        sessions.began(prefix)
+        sessions.ended(prefix)
+        assert place(sessions, leaf) == expected, f"after turn {number}: a session has to come back once to be held"
+
+
 # ---------------------------------------------------------------- limits, and a turn's end
 
 
@@ -458,10 +498,11 @@ def turn(manager, request_id, names, session=None):
 
 def test_a_session_outlives_a_crowd_and_nothing_is_pinned():
     manager, sessions = manager_of(num_blocks=13)
-    turn(manager, "first", (1, 2, 3), "A")
+    turn(manager, "first", (1, 2), "A")
+    turn(manager, "second", (1, 2, 3), "A")
     for name in range(10, 30, 2):
         turn(manager, f"{name}", (name, name + 1))
-    assert turn(manager, "second", (1, 2, 3, 4), "A") == 3, "ten strangers have passed, and A's text is still there"
+    assert turn(manager, "third", (1, 2, 3, 4), "A") == 3, "ten strangers have passed, and A's text is still there"
     assert turn(manager, "large", range(50, 61)) == 0, "a prompt that needs every block gets them: references are soft"
     assert sessions.stats.evicted == 4, "four blocks were evicted while A referred to them"
     check_tree(cache_of(manager).prefixes.tree)
