@@ -223,6 +223,24 @@ def test_what_is_no_longer_kept_is_replaced_by_a_snapshot(start):
         assert len(batch.events) == 5
 
 
+def test_what_a_snapshot_includes_is_sent_to_the_others_as_well(monkeypatch):
+    """Its number is that of a live batch: whoever asks continues there, and all others must get the same events."""
+    events = EventLog(SIZE)
+    sender = Sender(events, ANY, ANY, keep=1)  # its thread is not started
+    answers = []
+    monkeypatch.setattr(sender, "_answer", lambda client, *frames: answers.append(frames))
+    for name in (1, 2):
+        store(events, name, first_block=name)
+        sender._send(events.take())
+    store(events, 3, first_block=3)
+    sender._replay([b"client", b"", (0).to_bytes(8, "big")])
+    (_, number, payload), _ = answers
+    assert len(decode(payload).events) == 4, "the snapshot has all three blocks"
+    assert sender.number == 3 and int.from_bytes(number, "big") == 2
+    assert decode(sender.sent[-1][1]).events == events.take_all()[1][-1:]
+    sender.context.destroy(linger=0)
+
+
 def test_a_malformed_request_is_ignored():
     with sending() as sender, socket_of(zmq.DEALER, sender.replay_endpoint) as ask:
         for frames in ([b""], [b"", b"12"], [b"", b"", b"12345678"], [b"x"]):
