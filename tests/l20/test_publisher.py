@@ -223,22 +223,27 @@ def test_what_is_no_longer_kept_is_replaced_by_a_snapshot(start):
         assert len(batch.events) == 5
 
 
-def test_what_a_snapshot_includes_is_sent_to_the_others_as_well(monkeypatch):
+@pytest.fixture
+def idle():
+    """A sender whose thread is not started, with room for one batch."""
+    sender = Sender(EventLog(SIZE), ANY, ANY, keep=1)
+    yield sender
+    sender.context.destroy(linger=0)
+
+
+def test_what_a_snapshot_includes_is_sent_to_the_others_as_well(idle, monkeypatch):
     """Its number is that of a live batch: whoever asks continues there, and all others must get the same events."""
-    events = EventLog(SIZE)
-    sender = Sender(events, ANY, ANY, keep=1)  # its thread is not started
     answers = []
-    monkeypatch.setattr(sender, "_answer", lambda client, *frames: answers.append(frames))
+    monkeypatch.setattr(idle, "_answer", lambda client, *frames: answers.append(frames))
     for name in (1, 2):
-        store(events, name, first_block=name)
-        sender._send(events.take())
-    store(events, 3, first_block=3)
-    sender._replay([b"client", b"", (0).to_bytes(8, "big")])
+        store(idle.events, name, first_block=name)
+        idle._send(idle.events.take())
+    store(idle.events, 3, first_block=3)
+    idle._replay([b"client", b"", (0).to_bytes(8, "big")])
     (_, number, payload), _ = answers
     assert len(decode(payload).events) == 4, "the snapshot has all three blocks"
-    assert sender.number == 3 and int.from_bytes(number, "big") == 2
-    assert decode(sender.sent[-1][1]).events == events.take_all()[1][-1:]
-    sender.context.destroy(linger=0)
+    assert (idle.number, int.from_bytes(number, "big")) == (3, 2), "the third block was sent to all, as batch 2"
+    assert decode(idle.sent[-1][1]).events == idle.events.take_all()[1][-1:]
 
 
 def test_a_malformed_request_is_ignored():
