@@ -32,7 +32,7 @@ class Windowed(Trial):
     def steps(self, engine, preempt=False):
         for result in super().steps(engine, preempt):
             held = (len(one.table) - one.table.first for one in memory_of(engine, WindowMemory).holds.values())
-            self.figures["most_window_blocks"] = max([self.figures.get("most_window_blocks", 0), *held])
+            self.facts["most_window_blocks"] = max([self.facts.get("most_window_blocks", 0), *held])
             yield result
 
 

@@ -44,6 +44,11 @@ BASE = dict(
 )
 
 
+def some(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Return normally distributed numbers, the same in every run."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
 def random_model(seed: int = 0, **changes) -> CausalLM:
     """Return a random Qwen3 of ours, with the weights' names that a checkpoint has; made without transformers."""
     sizes = BASE | changes

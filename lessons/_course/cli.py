@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from lessons._course import commands
 from lessons._course.desk import COMMAND
@@ -19,6 +20,7 @@ COMMANDS = (
     commands.diff,
     commands.solution,
     commands.reset,
+    commands.play,
 )
 
 
@@ -58,7 +60,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def add_options(parser: argparse.ArgumentParser, name: str) -> None:
     """Add the arguments and options of command `name`."""
-    if name != "doctor":
+    if name == "play":
+        add_play_options(parser)
+    elif name != "doctor":
         parser.add_argument("number", metavar="N", help="the lesson's number")
     if name in ("hint", "solution"):
         parser.add_argument("task", metavar="TASK", type=whole_number(1), nargs="?", help="the task's number")
@@ -91,6 +95,14 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="with --trace: open the page in a browser (the default)",
     )
+    add_json(parser, "as_json")
+
+
+def add_play_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("game", metavar="GAME", choices=("evictor",), help="evictor")
+    parser.add_argument("file", metavar="FILE", type=Path, nargs="?", help="yours, with a class named Evictor")
+    parser.add_argument("--seed", metavar="N", type=whole_number(0), help="of the load (default: today's)")
+    parser.add_argument("--example", metavar="PATH", type=Path, help="write an evictor to begin with, and do no more")
     add_json(parser, "as_json")
 
 

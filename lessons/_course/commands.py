@@ -5,6 +5,7 @@ imported only by the commands that need them, so that the others respond at once
 """
 
 import json
+from pathlib import Path
 
 from lessons._course.compare import sameness, shown_reference, side_by_side, solutions, unified
 from lessons._course.desk import COMMAND, Desk, run_check, say_how_to_go_on, say_what_is_next, show_overview
@@ -193,3 +194,10 @@ def reset(number: str) -> int:
     desk.progress.save(lesson, entry)
     desk.view.line(f"Then:    {COMMAND} check {lesson.number}")
     return 0
+
+
+def play(game: str, file: Path | None, *, seed: int | None, example: Path | None, as_json: bool) -> int:
+    """Score an evictor that you write (lesson 20) against the course's policies, on the load of the day."""
+    from lessons._course.play import play_evictor, write_example
+
+    return write_example(example) if example else play_evictor(file, seed, as_json)

@@ -25,7 +25,7 @@ def sessions(args: Namespace) -> tuple[list[Row], str]:
     rates = Rates()
     said = (
         f"a pool of {args.pool:,} blocks of {TRACE_BLOCK} tokens, {rates.prefill:,.0f} tokens/s of prefill, "
-        f"{rates.decode:.0f} tokens/s of decode an answer; {args.seeds} generated traces for each number of agents"
+        f"{rates.decode:.0f} tokens/s of decode an answer; medians of {args.seeds} seeds"
     )
     return rows, said
 

@@ -41,7 +41,7 @@ class Trial:
     Attributes:
         room: how often all prompts and answers fit into the pool. layout: the pool's, for the report.
         namespace, session: of the requests that are added next. requests: all that were added.
-        summary: of the steps since the last `add`. figures: further facts about the KV, for the report.
+        summary: of the steps since the last `add`. facts: more about the KV, for the report.
     """
 
     room = 2
@@ -57,7 +57,7 @@ class Trial:
             self.model = model
         self.requests: list[Request] = []
         self.summary = Summary()
-        self.figures: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
 
     @cached_property
     def model(self) -> Any:
@@ -137,7 +137,7 @@ class Trial:
         engines = [engine, *others]
         faults = [f"{request.id} ended with an error: {request.error}" for request in self.requests if request.error]
         faults += [fault for one in engines for fault in lost_blocks(one)]
-        kv = {"layout": self.layout, "bytes": sum(one.runner.pool.bytes for one in engines)} | self.figures
+        kv = {"layout": self.layout, "bytes": sum(one.runner.pool.bytes for one in engines)} | self.facts
         return Outcome([request.output_ids for request in requests], kv, faults)
 
 

@@ -11,7 +11,7 @@ from mini_engine.agents.sessions import Sessions
 from mini_engine.kv.eviction import LRU, EvictionPolicy
 from mini_engine.kv.radix_node import Node
 
-NUM_BLOCKS = 9
+NUM_BLOCKS = 11
 ACTS = {"LRU": "knows each leaf’s age", "sessions": "know each leaf’s age and session"}
 LRU_RANK = "mini_engine/kv/eviction.py::EvictionPolicy.rank"
 QUEUE = "mini_engine/kv/eviction.py::EvictionQueue.pop"
@@ -30,16 +30,21 @@ def question(seconds: int, number: int) -> Turn:
     return Turn(seconds, str(number), (SHARED, f"{number}a", f"{number}b"))
 
 
-FIRST = agent(0, "A", "A1", "A2"), agent(2, "B", *OLD)
-AGAIN = agent(9, "A", "A1", "A2", "A3", "A4")
-DOCUMENT = Turn(16, "D", (SHARED, *(f"D{number}" for number in range(1, 8))))
+FIRST = (
+    agent(0, "A", "A1", "A2"),
+    agent(1, "B", *OLD[:2]),
+    agent(2, "A", "A1", "A2", "A3", "A4"),
+    agent(3, "B", *OLD),
+)
+AGAIN = agent(10, "A", *(f"A{number}" for number in range(1, 7)))
+DOCUMENT = Turn(17, "D", (SHARED, *(f"D{number}" for number in range(1, 10))))
 
 
 class Agents(Tape):
     """Two agents and a crowd, first under LRU, then under sessions. waits: since when each agent waits for its tool."""
 
     def __init__(self) -> None:
-        scene = {"acts": ACTS, "blocks": NUM_BLOCKS}
+        scene = {"acts": ACTS}
         title = "A crowd passes while agents wait"
         super().__init__("l20-agents", "l20_agents/agents.trace.js", "agents", title, 10, **scene)
         self.totals: dict[str, str] = {}
@@ -74,12 +79,12 @@ class Agents(Tape):
     def record(self) -> None:
         """Let the same crowd pass under both policies; then compact, close, and run out of everything else."""
         self.begin("LRU", lambda turns: LRU())
-        self.show("Two agents have run a turn. Both wait for a tool, and no request holds their blocks.", MATCH)
+        self.show("Two agents have run two turns. Both wait for a tool, and no request holds their blocks.", MATCH)
         self.crowd(1, "Question 1 comes, is answered and leaves two blocks. They fit beside the agents’.")
         self.crowd(
             2, "Question 2 needs two blocks, and none is free. The least recently used are A’s.", self.about_lru()
         )
-        self.crowd(3, "Question 3 evicts the end of B. The questions’ leaves stay: they are younger.")
+        self.crowd(3, "Question 3 evicts the rest of A. The questions’ leaves stay: they are younger.")
         self.comes_back("A’s tool is done, and A finds the system prompt alone: {again} computed again.")
         self.begin("sessions", lambda turns: Sessions(Limits(NUM_BLOCKS, NUM_BLOCKS), clock=lambda: turns.seconds))
         self.show(
@@ -88,13 +93,13 @@ class Agents(Tape):
         self.crowd(1, "No session refers to question 1’s leaf: it is next to go, though it is the youngest.")
         self.crowd(2, "Question 2 takes its place. The agents’ leaves are older, and stay.", self.about_crowd())
         self.crowd(3, "Question 3 takes the place of question 2: the crowd evicts itself.")
-        self.comes_back("A’s tool is done, and A finds all of its first turn: {again} computed again.")
+        self.comes_back("A’s tool is done, and A finds all of its history: {again} computed again.")
         self.compacts()
         self.closes()
         self.last_resort()
 
     def begin(self, act: str, policy: Callable[[Turns], EvictionPolicy]) -> None:
-        """Begin an act: an empty cache, and each agent's first turn."""
+        """Begin an act: an empty cache, and each agent's first two turns."""
         self.act, self.turns = act, Turns(NUM_BLOCKS, policy)
         self.waits, self.closed = dict[str, int](), set[str]()
         for turn in FIRST:
@@ -107,7 +112,7 @@ class Agents(Tape):
         return found
 
     def crowd(self, number: int, say: str, quiz=None) -> None:
-        self.take(question(3 + 2 * number - 1, number))
+        self.take(question(3 + 2 * number, number))
         policy = f"{SESSIONS}.rank" if self.act == "sessions" else LRU_RANK
         self.show(say, policy if self.turns.gone else MATCH, quiz)
 
@@ -122,20 +127,20 @@ class Agents(Tape):
         return ask("Question 2 needs two blocks again. Whose go under sessions?", "question 1’s", ("A’s", "B’s"), why)
 
     def comes_back(self, say: str) -> None:
-        """Run A's second turn."""
+        """Run A's third turn."""
         prompt = len(AGAIN.blocks) - 1
         found = self.take(AGAIN)
-        again = prompt - 1 - found  # of its first turn's text
+        again = prompt - 1 - found  # of what it has said before
         self.totals[self.act] = f"A finds {found} of {prompt} blocks"
         why = f"{plural(found, 'block')} found: the system prompt" + (
-            " and A’s two." if found > 1 else ", which all share."
+            " and A’s four." if found > 1 else ", which all share."
         )
-        quiz = ask(f"A comes back with {prompt} blocks, one of them new. How many are found?", found, (0, 1, 3, 4), why)
+        quiz = ask(f"A comes back with {prompt} blocks, one of them new. How many are found?", found, (0, 1, 5, 6), why)
         self.show(say.format(again=plural(again, "block") if again else "nothing"), MATCH, quiz)
 
     def compacts(self) -> None:
         """Let B replace its history by a summary, and two questions come."""
-        self.take(agent(11, "B", *SUMMARY))
+        self.take(agent(12, "B", *SUMMARY))
         why = "B’s prompt does not continue its session’s text, so no turn will need the old branch."
         quiz = ask(
             "B replaces its history by a summary. Which blocks go first now?",
@@ -146,12 +151,12 @@ class Agents(Tape):
         self.show(
             "B replaces its history by a summary, and the branch that it leaves goes first.", f"{SESSIONS}.began", quiz
         )
-        self.take(question(12, 4))
+        self.take(question(13, 4))
         self.show("Question 4 takes the rest of the dead branch.", f"{SESSIONS}.rank")
 
     def closes(self) -> None:
         """Let A's client close its session."""
-        self.turns.seconds, self.turns.gone = 14, []
+        self.turns.seconds, self.turns.gone = 15, []
         self.turns.manager.coordinator.close_session("A", None)
         self.closed.add("A")
         self.show(

@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = [*sorted((ROOT / ".github/workflows").glob("*.yml")), ROOT / "lessons/classroom/grade.yml"]
 FIRST = ROOT / ".github/good-first-issues"
 FIRST_ISSUES = sorted(path for path in FIRST.glob("*.md") if path.name != "README.md")
-TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
 
 
 def name(path: Path) -> str:

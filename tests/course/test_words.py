@@ -26,9 +26,6 @@ TERMS = glossary_terms.read_terms(GLOSSARY)
 FIRST_ROW = '| <a id="block"></a>block | slots in a row, `16` of them | 2 |'
 
 
-# The teachers' page
-
-
 # How the pieces fit
 
 

@@ -115,7 +115,6 @@ MISTRAL: dict[str, dict[str, Any]] = {
     "narrow windows, wide heads": dict(sliding_window=2, head_dim=40),
 }
 STRETCHED = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
-PLAIN = {"rope_type": "default", "rope_theta": 500.0}
 GEMMA: dict[str, dict[str, Any]] = {
     "five windows, then all": dict(
         num_hidden_layers=6, sliding_window=7, query_pre_attn_scalar=16, tie_word_embeddings=True

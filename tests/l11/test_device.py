@@ -15,7 +15,7 @@ from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.kv import pool_maker
 from mini_engine.kv.block_tensor import KvPool
-from tests.shared.gpu_helpers import Counting, TapeCapture, masked_attention
+from tests.shared.gpu_helpers import Counting, TapeCapture, recordable
 from tests.shared.hybrids import SELECTED, both, check_nothing_is_lost, checkpoint, greedy, hybrid
 from tests.support import ask, check_answers, drain, some_ids
 
@@ -65,12 +65,6 @@ def test_a_table_with_more_rows_than_slots_is_refused():
 
 
 # ---------------------------------------------------------------- recorded
-
-
-def recordable(*inputs):
-    """Attention that reads no value in a decode step, as a recorded kernel must."""
-    decoding = len(inputs[0]) == len(inputs[3].seq_lens_kv)
-    return (masked_attention if decoding else load_kernel("reference").paged_attention)(*inputs)
 
 
 def test_recorded_steps_give_hugging_face_s_tokens_and_behind_checkpoints_too(monkeypatch):

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 
 from mini_engine.attention.contract import EVERY_KEY
 from mini_engine.attention.registry import load_kernel
-from mini_engine.base.errors import UserError
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.kv.direct import LayerCache
-from mini_engine.layers import native, speed_up
+from mini_engine.layers import speed_up
 from mini_engine.layers.fused_layers import fuse
 from tests.shared import plain_kernels
+from tests.shared.compiled import needs_compiler
 from tests.support import random_model, refused, some_ids
 
 BLOCK, NUM_BLOCKS, NEW = 4, 40, 6
@@ -26,16 +26,7 @@ PLACES = ((0, 0), (1, 0), (1, 1), (0, 1))  # each layer's group, and its tensor 
 WINDOW = 6  # no multiple of the block size
 
 
-def has_compiler():
-    try:
-        native.Functions(torch.float32)
-    except UserError:
-        return False
-    return True
-
-
 pytestmark = pytest.mark.reference  # no task is about this
-needs_compiler = pytest.mark.skipif(not has_compiler(), reason="NOT CHECKED: packed weights in C++; no compiler")
 
 
 def attention(q, k_cache, v_cache, meta, table, window):

@@ -13,10 +13,7 @@ from mini_engine.families.qwen3 import load_model
 from mini_engine.latents.latent_config import LatentConfig
 from tests.support import refused
 
-POCKET_LATENT_DIR = shipped_checkpoint("pocket-latent")
-
 pytestmark = pytest.mark.reference
-EMBEDDING = "model.embed_tokens.weight"
 BASE = dict(
     model_type="deepseek_v3",
     vocab_size=160,

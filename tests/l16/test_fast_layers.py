@@ -6,26 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mini_engine.base.errors import UserError
 from mini_engine.latents.fast import latent_decoder
 from mini_engine.latents.model import latent_model
-from mini_engine.layers import native, speed_up
-from tests.shared.latents import FAMILIES, ask, checkpoint, drain, latents, load
+from mini_engine.layers import speed_up
+from tests.shared.compiled import needs_compiler
+from tests.shared.latents import FAMILIES, ask, checkpoint, latents, load
 from tests.shared.small_latents import ROPE, SIZES, V, close, config_of, randoms
-from tests.support import hugging_face
-
-
-def has_compiler():
-    try:
-        native.Functions(torch.float32)
-    except UserError:
-        return False
-    return True
-
+from tests.support import drain, hugging_face
 
 speed_up_latents = partial(speed_up, decoder=latent_decoder)
 pytestmark = pytest.mark.reference
-needs_compiler = pytest.mark.skipif(not has_compiler(), reason="NOT CHECKED: packed weights in C++; no compiler")
 each_backend = pytest.mark.parametrize("backend", ["torch", pytest.param("packed", marks=needs_compiler)])
 
 

@@ -7,10 +7,7 @@ from hypothesis import strategies as st
 
 from mini_engine.quantized.int4_rows import GROUP, joined, pack, quantize4, row_bytes, unpack
 from mini_engine.quantized.rotation import rotate
-
-
-def some(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+from tests.support import some
 
 
 def restored(codes, step, least):

@@ -7,12 +7,9 @@ from hypothesis import strategies as st
 
 from mini_engine.quantized.formats import FORMATS, INT4, INT8
 from mini_engine.quantized.rotation import hadamard, rotate
+from tests.support import some
 
 WIDTHS = [1, 2, 4, 16, 64, 128, 256]
-
-
-def some(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 # ---------------------------------------------------------------- the matrix

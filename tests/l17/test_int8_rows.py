@@ -11,6 +11,7 @@ from mini_engine.quantized.formats import INT8
 from mini_engine.quantized.pool import RowKvPool, bytes_per_token
 from mini_engine.quantized.rows import pack, quantize, row_bytes, unpack
 from mini_engine.tiers.blocks import BlockBytes
+from tests.support import some
 
 CONFIG = Qwen3Config(
     vocab_size=10,
@@ -21,10 +22,6 @@ CONFIG = Qwen3Config(
     num_key_value_heads=2,
     head_dim=18,
 )
-
-
-def some(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def make_pool(num_blocks=5, block_size=4):

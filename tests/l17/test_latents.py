@@ -9,8 +9,9 @@ from mini_engine.latents.reading import expanded_attention
 from mini_engine.quantized.formats import FORMATS, INT4, INT8
 from mini_engine.quantized.pool import RowKvPool, bytes_per_token
 from mini_engine.tiers.blocks import BlockBytes
-from tests.shared.latents import BLOCK, ask, check_nothing_is_lost, drain, latents, model
+from tests.shared.latents import BLOCK, ask, check_nothing_is_lost, latents, model
 from tests.shared.small_latents import HEADS, NOPE, RANK, ROPE, V, attention, close, config_of, pool_of, randoms
+from tests.support import drain
 
 pytestmark = pytest.mark.reference  # no task is about this
 

@@ -12,6 +12,7 @@ from mini_engine.quantized.attention import reference_attention
 from mini_engine.quantized.formats import RowFormat
 from mini_engine.quantized.kernels import RowKernel
 from mini_engine.quantized.pool import RowKvPool
+from tests.support import some
 
 BLOCK, HEADS, KV_HEADS, DIM = 4, 4, 2, 8
 TABLES = torch.tensor([[3, 1, 4], [2, 5, 0]], dtype=torch.int32)
@@ -19,10 +20,6 @@ LENGTHS = torch.tensor([10, 6], dtype=torch.int32)
 STARTS = torch.tensor([0, 3, 4], dtype=torch.int32)  # three queries of the first sequence, one of the second
 BATCH = Batch(STARTS, LENGTHS, TABLES)
 SCALE = DIM**-0.5
-
-
-def some(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def mirrored(x):

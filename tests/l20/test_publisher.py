@@ -223,6 +223,29 @@ def test_what_is_no_longer_kept_is_replaced_by_a_snapshot(start):
         assert len(batch.events) == 5
 
 
+@pytest.fixture
+def idle():
+    """A sender whose thread is not started, with room for one batch."""
+    sender = Sender(EventLog(SIZE), ANY, ANY, keep=1)
+    yield sender
+    sender.context.destroy(linger=0)
+
+
+def test_what_a_snapshot_includes_is_sent_to_the_others_as_well(idle, monkeypatch):
+    """Its number is that of a live batch: whoever asks continues there, and all others must get the same events."""
+    answers = []
+    monkeypatch.setattr(idle, "_answer", lambda client, *frames: answers.append(frames))
+    for name in (1, 2):
+        store(idle.events, name, first_block=name)
+        idle._send(idle.events.take())
+    store(idle.events, 3, first_block=3)
+    idle._replay([b"client", b"", (0).to_bytes(8, "big")])
+    (_, number, payload), _ = answers
+    assert len(decode(payload).events) == 4, "the snapshot has all three blocks"
+    assert (idle.number, int.from_bytes(number, "big")) == (3, 2), "the third block was sent to all, as batch 2"
+    assert decode(idle.sent[-1][1]).events == idle.events.take_all()[1][-1:]
+
+
 def test_a_malformed_request_is_ignored():
     with sending() as sender, socket_of(zmq.DEALER, sender.replay_endpoint) as ask:
         for frames in ([b""], [b"", b"12"], [b"", b"", b"12345678"], [b"x"]):

@@ -21,6 +21,7 @@ from mini_engine.layers import native, speed_up, torch_layers
 from mini_engine.layers.packed_step import starts_of
 from mini_engine.model.decoder import Decoder
 from mini_engine.model.qwen3 import qwen3_model
+from tests.shared.compiled import needs_compiler
 from tests.support import FAMILIES, both, checkpoint, hf_greedy, refused, some_ids, write_checkpoint
 
 FAMILY = "two, tied, wide heads"
@@ -28,15 +29,6 @@ LENGTHS = [1, 2, 7, 15, 16, 17, 33, 63]
 NEW = 12
 
 
-def has_compiler():
-    try:
-        native.Functions(torch.float32)
-    except UserError:
-        return False
-    return True
-
-
-needs_compiler = pytest.mark.skipif(not has_compiler(), reason="NOT CHECKED: packed weights in C++; no compiler")
 backends = pytest.mark.parametrize("backend", [pytest.param("packed", marks=needs_compiler), "torch"])
 
 

@@ -10,7 +10,7 @@ from mini_engine.assembly.build import build_engine
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.families.deepseek import FAMILY as DEEPSEEK
 from tests import support
-from tests.support import check_answers, drain, new_folder, some_ids
+from tests.support import new_folder, some_ids
 
 BLOCK, NEW = 8, 10
 BASE: dict[str, Any] = dict(
@@ -46,7 +46,6 @@ FIRST = "interleaved"
 LENGTHS = (1, 8, 9, 33, 130)
 PROMPTS = [tuple(some_ids(length, 160, seed=length)) for length in LENGTHS]
 LONG = PROMPTS[-1]
-FOUND = [(length - 1) // BLOCK * BLOCK for length in LENGTHS]  # of a prompt that comes again
 check_nothing_is_lost = support.check_no_block_is_lost
 
 
@@ -82,10 +81,3 @@ def latents(family: str = FIRST, over=None, chunk=512, budget=512, **options):
 def ask(engine, prompts=PROMPTS, max_tokens=NEW, name="r", **params):
     """Add a greedy request for every prompt; the caller runs the steps."""
     return support.ask(engine, prompts, max_tokens, name, **params)
-
-
-def answered(engine, when, prompts=PROMPTS, family=FIRST):
-    """Ask, run and check; return how many prompt tokens each request found."""
-    requests = ask(engine, prompts, NEW, when)
-    drain(engine)
-    return check_answers(requests, checkpoint(family), when)

@@ -77,14 +77,14 @@ class Evictor(Lab):
     code = (TREE, MATCH, EVICT)
 
     def __init__(self, chosen: dict[str, Any]) -> None:
-        super().__init__(chosen, acts={YOU: "know each leaf’s age and session"}, blocks=chosen["blocks"])
+        super().__init__(chosen, acts={YOU: "know each leaf’s age and session"})
         self.load = load(chosen["load"], chosen["agents"])
         self.turns = Turns(chosen["blocks"], lambda turns: Reader(self.sessions(turns)))
         self.seen = dict[str, Turn]()
         self.found = self.asked = self.num_done = 0
         self.went, self.news, self.scores = list[str](), list[str](), list[dict[str, Any]]()
-        begins = f"{plural(len(self.load), 'turn')} will come, and the pool has {chosen['blocks']} blocks."
-        self.show(f"{begins} When they are used up, you say which leaf gives up its end.", TREE)
+        begins = f"{plural(len(self.load), 'turn')} will come to a pool of {chosen['blocks']} blocks."
+        self.show(f"{begins} When it is full, you choose what goes.", TREE)
         self.go_on()
 
     @property

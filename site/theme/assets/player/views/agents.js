@@ -41,9 +41,18 @@
     return y + 34;
   }
 
+  // How far apart blocks are, so that the longest text of a frame fits, with the gaps before its nodes.
+  function pitchOf(pen, { nodes }) {
+    const ends = { "": { blocks: 0, gaps: 0 } };
+    for (const { blocks, parent } of nodes) {
+      const above = ends[parent]; // parents come first
+      ends[blocks[0]] = { blocks: above.blocks + blocks.length, gaps: above.gaps + 1 };
+    }
+    return Math.min(40, ...Object.values(ends).map(({ blocks, gaps }) => (pen.width - 14 - gaps * GAP) / blocks));
+  }
+
   // A row for each leaf: a parent stands in its first child's row. Returns where the next part begins.
-  function tree(pen, frame, scene, top) {
-    const pitch = Math.min(40, (pen.width - 14 - 4 * GAP) / (scene.blocks + 1));
+  function tree(pen, frame, pitch, top) {
     const children = (name) => frame.nodes.filter((node) => node.parent === name);
     let [y, bottom] = [top, top]; // of the row, and where the next one begins
     pen.add("circle", "root", 7, top + HIGH / 2, { class: "root", r: 6 });
@@ -80,8 +89,8 @@
     pen.add("rect", "hit-" + first, box.x - 3, box.y - 3, { ...place, "data-event": "-" + node.pick, cursor: "pointer" });
   }
 
-  function gone(pen, frame, scene, y) {
-    const pitch = Math.min(40, (pen.width - 58) / scene.blocks);
+  function gone(pen, frame, most, y) {
+    const pitch = Math.min(40, (pen.width - 58) / most);
     pen.text("gone", 0, y + 17, "evicted", "label muted");
     frame.evicted.forEach((name, i) => cell(pen, name, 56 + i * pitch, y, pitch - 4, true));
     return y + HIGH + 12;
@@ -104,9 +113,10 @@
     pen.text("known", after, 13, scene.acts[frame.act], "label muted");
     let y = legend(pen, 24, frames.some((one) => one.nodes.some((node) => node.pick)));
     y = agents(pen, frame, y + 12);
-    const heights = frames.map((one) => tree(new pen.constructor(pen.width), one, scene, 0)); // nothing below it moves
-    tree(pen, frame, scene, y + 4);
-    y = gone(pen, frame, scene, y + 6 + Math.max(...heights));
+    const pitch = Math.min(...frames.map((one) => pitchOf(pen, one))); // the same in all frames: nothing moves
+    const heights = frames.map((one) => tree(new pen.constructor(pen.width), one, pitch, 0));
+    tree(pen, frame, pitch, y + 4);
+    y = gone(pen, frame, Math.max(...frames.map((one) => one.evicted.length)), y + 6 + Math.max(...heights));
     frame.totals.forEach((total, i) => pen.text("total-" + i, 0, y + 12 + 18 * i, total, "label muted num"));
     pen.height = scores(pen, frame, y + 18 * frame.totals.length) + 4;
   };

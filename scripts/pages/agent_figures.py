@@ -1,0 +1,134 @@
+"""Course machinery. Writes lesson 20's tables and its plot from the kept figures of `bench.py agents`."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scripts import ROOT
+from scripts.pages.generated import fill
+
+PAGE = ROOT / "lessons" / "l20_agents" / "README.md"
+RUN, PLOT = PAGE.with_name("agents.json"), PAGE.with_name("load.svg")
+SHOWN = ("LRU", "SLRU", "TLRU", "sessions", "Belady")
+SHARE = "of Belady's %"
+Row = dict[str, Any]
+
+
+def table(head: list[str], rows: list[list[str]], num_names: int = 1) -> str:
+    """Return a table; columns after the first `num_names` are figures."""
+    marks = ["---"] * num_names + ["---:"] * (len(head) - num_names)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, marks, *rows))
+
+
+def seconds(value: float) -> str:
+    """Return seconds with two significant digits, and no more than two after the point."""
+    return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s" if value >= 1 else f"{value:.2f} s"
+
+
+def percent(value: float) -> str:
+    return f"{value:.1f} %"
+
+
+def sessions(rows: list[Row]) -> str:
+    """Return hits and the 99th percentile of first tokens, a row for each number of agents."""
+    by_case = {(row["agents"], row["policy"]): row for row in rows}
+    counts = list(dict.fromkeys(row["agents"] for row in rows))
+    body = [
+        [count, *(f"{percent(row['hits %'])}, {seconds(row['p99 s'])}" for row in (by_case[count, x] for x in SHOWN))]
+        for count in counts
+    ]
+    return table(["agents", *SHOWN], body, 0)
+
+
+def collapse(rows: list[Row]) -> str:
+    """Return up to how many agents each policy has most of Belady's hits, and where it falls below half."""
+    body = [
+        [
+            row["policy"],
+            f"{row['90 % up to']}" if row["90 % up to"] else "none",
+            f"{row['half at']:.0f}" if row["half at"] else "not within the range",
+        ]
+        for row in rows
+        if row["policy"] != "Belady"
+    ]
+    return table(["policy", "90 % of Belady's hits up to, agents", "half of them at, agents"], body)
+
+
+def mooncake(rows: list[Row]) -> str:
+    """Return the recorded traces."""
+    body = [
+        [
+            *(row["trace"].removeprefix("mooncake-"), row["pool"], row["policy"]),
+            *(percent(row["hits %"]), f"{row[SHARE]:.0f} %"),
+            *(seconds(row["first token p50 s"]), seconds(row["p99 s"])),
+        ]
+        for row in rows
+    ]
+    return table(["trace", "blocks", "policy", "hits", "of Belady's", "first token p50", "p99"], body, 3)
+
+
+def neighbours(rows: list[Row]) -> str:
+    """Return the hits of other clients beside one that abuses its hints."""
+    figures = [f"{group}, {policy}" for group in ("agents", "chats") for policy in ("LRU", "sessions")]
+    body = [[row["the other client"], row["namespace"], *(percent(row[name]) for name in figures)] for row in rows]
+    return table(["one more client", "its namespace", *figures], body, 2)
+
+
+def cost(rows: list[Row]) -> str:
+    """Return microseconds a block."""
+    body = [[row["policy"], f"{row['µs a block']:.1f} µs", f"{row['more than LRU']:+.1f} µs"] for row in rows]
+    body[0][2] = ""
+    return table(["policy", "a block of a request that evicts as many", "more than LRU"], body)
+
+
+TABLES: dict[str, Callable[[list[Row]], str]] = {
+    "sessions": sessions,
+    "collapse": collapse,
+    "mooncake": mooncake,
+    "neighbours": neighbours,
+    "cost": cost,
+}
+
+
+def filled(page: str, kept: dict[str, Any]) -> str:
+    """Return the page with the tables of all parts that are kept, each with the sentence on what was measured."""
+    for name, make in TABLES.items():
+        if name in kept:
+            part = kept[name]
+            machine = part["machine"]
+            where = f"{machine['cpu']}, load {machine['load']:.1f} at the end, " if name == "cost" else ""
+            said = f"`bench.py agents --parts {name}`: {part['note']} ({where}{machine['date']})."
+            page = fill(page, name, f"{make(part['rows'])}\n\n{said}")
+    return page
+
+
+def draw(kept: dict[str, Any], path: Path) -> None:
+    """Draw hits and the 99th percentile of first tokens against the number of agents."""
+    from scripts.bench.plot import MUTED, SERIES, canvas
+
+    rows = kept["sessions"]["rows"]
+    counts = list(dict.fromkeys(int(row["agents"]) for row in rows))
+    words = "Hits and first tokens by the number of agents: LRU collapses once texts exceed the pool, sessions do not"
+    with canvas(path, 8.4, 3.6, words) as figure:
+        for index, (column, title) in enumerate({"hits %": "hits, %", "p99 s": "first token, p99, s"}.items()):
+            axes = figure.add_axes((0.07 + 0.5 * index, 0.17, 0.4, 0.7))
+            for name, color in zip(SHOWN, SERIES, strict=False):
+                values = [row[column] for row in rows if row["policy"] == name]
+                dash = "--" if name == "Belady" else "-"
+                axes.plot(counts, values, color=color, linewidth=1.8, linestyle=dash, label=name)
+            axes.set_xticks(counts, [str(count) for count in counts])
+            axes.set_xlabel("agents at the same time")
+            axes.set_title(title, loc="left", fontsize=10, color=MUTED)
+            axes.set_ylim(0)
+            if not index:
+                axes.legend(loc="lower left")
+
+
+def files() -> dict[Path, str]:
+    """Return the text that the page and the plot should have."""
+    from scripts.bench.plot import drawn
+
+    kept = json.loads(RUN.read_text(encoding="utf-8"))
+    return {PAGE: filled(PAGE.read_text(encoding="utf-8"), kept), PLOT: drawn(partial(draw, kept))}
