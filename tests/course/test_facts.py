@@ -173,6 +173,16 @@ def test_each_pair_of_lesson_19_s_targets_is_met_by_one_way(first_s, gap_ms, met
     gives("l19_handover", f"{first_s} s and", f"{gap_ms} ms")
 
 
+def test_what_lesson_20_says_of_40_agents_and_of_belady_is_what_was_measured():
+    rows = json.loads((LESSONS / "l20_agents/agents.json").read_text(encoding="utf-8"))["sessions"]["rows"]
+    hits = {(int(row["agents"]), row["policy"]): row["hits %"] for row in rows}
+    gives(
+        "l20_agents", f"40 agents find {hits[40, 'sessions']:.0f} % of their prompts instead of {hits[40, 'LRU']:.0f} %"
+    )
+    gives("l20_agents", f"{hits[24, 'SLRU']:.0f} % instead of {hits[24, 'LRU']:.0f}")
+    assert all(row["of Belady's %"] > 95 for row in rows if row["policy"] == "sessions"), "the page says so"
+
+
 # ---------------------------------------------------------------- on paper
 
 
