@@ -182,7 +182,7 @@ class CacheCoordinator(KvCoordinator):
             if table is not None:
                 parts.callback(self._end, request_id, table, computed_ids)
             elif (request := self.requests.get(request_id)) is not None and request.session is not None:
-                self.prefixes.tree.policy.gave_up(request.session, request.namespace)
+                parts.callback(self.prefixes.tree.policy.gave_up, request.session, request.namespace)
             parts.callback(self._ask, None, self.connector.request_finished, request_id)
 
     def _end(self, request_id: str, table: RequestTable, computed_ids: Sequence[int] = ()) -> None:
