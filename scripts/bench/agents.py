@@ -2,6 +2,7 @@
 
     sessions     by the number of agents that work at the same time, in one pool
     collapse     where each policy finds half of what the oracle finds
+    knowledge    what the queue brings, and what references do
     mooncake     on a recorded trace (--trace FILE)
     neighbours   what a client can take from others that never closes its sessions, or opens any number of them
     cost         microseconds a block, on the real tree
@@ -21,6 +22,7 @@ from pathlib import Path
 from scripts import ROOT
 from scripts.bench.agents_cost import cost
 from scripts.bench.agents_events import events, routing
+from scripts.bench.agents_knowledge import knowledge
 from scripts.bench.agents_load import collapse, sessions
 from scripts.bench.agents_mooncake import mooncake
 from scripts.bench.agents_neighbours import neighbours
@@ -35,6 +37,7 @@ Part = Callable[[Namespace], tuple[list[Row], str]]  # returns its rows, and a s
 PARTS: dict[str, Part] = {
     "sessions": sessions,
     "collapse": collapse,
+    "knowledge": knowledge,
     "mooncake": mooncake,
     "neighbours": neighbours,
     "cost": cost,

@@ -56,6 +56,15 @@ def collapse(rows: list[Row]) -> str:
     return table(["policy", "90 % of Belady's hits up to, agents", "half of them at, agents"], body)
 
 
+def knowledge(rows: list[Row]) -> str:
+    """Return what each kind of knowledge is worth."""
+    counts = list(dict.fromkeys(row["agents"] for row in rows))
+    names = list(dict.fromkeys(row["known"] for row in rows))
+    hits = {(row["agents"], row["known"]): percent(row["hits %"]) for row in rows}
+    body = [[name, *(hits[count, name] for count in counts)] for name in names]
+    return table(["what is known", *(f"{count} agents" for count in counts)], body)
+
+
 def mooncake(rows: list[Row]) -> str:
     """Return the recorded traces."""
     body = [
@@ -86,6 +95,7 @@ def cost(rows: list[Row]) -> str:
 TABLES: dict[str, Callable[[list[Row]], str]] = {
     "sessions": sessions,
     "collapse": collapse,
+    "knowledge": knowledge,
     "mooncake": mooncake,
     "neighbours": neighbours,
     "cost": cost,

@@ -39,11 +39,11 @@ def found(trace, policy, num_blocks):
     return Replay(trace, policy, num_blocks, FAST).run().num_found()
 
 
-PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=2, max_size=30)
+PATHS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=8, max_size=40)
 
 
 @settings(max_examples=150, deadline=None)
-@given(PATHS, st.integers(5, 9))
+@given(PATHS, st.integers(3, 6))
 def test_no_policy_finds_more(paths, num_blocks):
     """All blocks cost the same and the order is given: that is what Belady proved the rule for."""
     trace = calls(paths)
@@ -70,6 +70,13 @@ def test_the_leaf_that_is_used_again_last_goes_first():
     oracle = Belady(uses_of(trace), begun=[True, True, True, False, False], due={3: 3.0, 4: 4.0})
     order = sorted((a, b, c), key=oracle.next_use, reverse=True)
     assert order == [b, c, a], "b is never used again, c after a"
+
+
+def test_of_several_uses_the_next_one_counts():
+    trace = calls([["a"], ["b"], ["a"], ["b"], ["a"]])
+    a, b = trace[0].prompt[0], trace[1].prompt[0]
+    oracle = Belady(uses_of(trace), begun=[True, True, False, False, False], due={2: 2.0, 3: 3.0, 4: 4.0})
+    assert oracle.next_use(a) == (2.0, 2) < oracle.next_use(b), "a is used in call 2, before b, and again in call 4"
 
 
 def test_a_call_that_has_a_time_comes_before_one_that_has_none():
