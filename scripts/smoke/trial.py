@@ -88,8 +88,8 @@ class Trial:
         added = []
         for ids in self.prompts if prompts is None else prompts:
             name = f"request {len(self.requests)} of {self.name}"
-            whose = {"namespace": self.namespace, "session": self.session}
-            added.append(engine.add_request(name, ids, SamplingParams(**params), **whose))
+            chosen = SamplingParams(**params)
+            added.append(engine.add_request(name, ids, chosen, namespace=self.namespace, session=self.session))
             self.requests.append(added[-1])
         self.summary = Summary()
         return added
