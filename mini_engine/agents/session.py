@@ -13,21 +13,23 @@ class Limits:
 
     blocks: that all sessions together may hold while no turn of theirs waits; those of one namespace at most `each`.
     sessions: how many are remembered. seconds: a session without a turn for so long is forgotten.
+    patience: what has been idle for so many seconds gives way first, if there are too many blocks.
     """
 
     blocks: int
     each: int
     sessions: int = 4096
     seconds: float = 600.0
+    patience: float = 30.0
 
     def __post_init__(self) -> None:
-        if min(self.blocks, self.each, self.sessions - 1, self.seconds) < 0:
+        if min(self.blocks, self.each, self.sessions - 1, self.seconds, self.patience) < 0:
             raise UserError(f"{self}: give 1 or more sessions, and nothing below 0 for the rest")
 
     @classmethod
     def of_pool(cls, num_blocks: int) -> "Limits":
-        """Return the limits for a pool: sessions may hold half of it, and the other half follows the other policy."""
-        most = num_blocks // 2
+        """Return the limits for a pool: sessions may hold three quarters of it, the rest follows the other policy."""
+        most = num_blocks * 3 // 4
         return cls(most, most)
 
 

@@ -39,7 +39,7 @@ class Sessions(EvictionPolicy):
     Attributes:
         sessions: by namespace and name, the one that has been idle for longest first.
         ends: the nodes where sessions end, each with its sessions.
-        held: by namespace, the sessions that are held, the one that was first again first.
+        held: by namespace, the sessions that are held, the one whose turn ended first in front.
         left: the nodes where texts end that a session has left, with `last_used` at that time.
         num_sessions: sessions of each namespace. num_blocks: blocks of their own that its held sessions have.
     """
@@ -165,7 +165,7 @@ class Sessions(EvictionPolicy):
             session.num_turns += 1
             if session.num_turns >= PROVED:
                 self._hold(session)
-                self._keep_limits(session)
+                self._keep_limits(session.namespace)
 
     def close(self, session: Hashable, namespace: Hashable) -> bool:
         """Forget a session, and give up its reference. Return False if the namespace has none of this name.
@@ -181,10 +181,10 @@ class Sessions(EvictionPolicy):
         """Let references follow what remains of their texts. Called before the leaf loses these blocks from its end.
 
         See `EvictionPolicy.lost`; the other policy is told, too. Each session that ends in this leaf refers to fewer
-        blocks from now on: in the same leaf, at the node above if the leaf goes, or nowhere if no block remains. One
-        that was held is held again, with fewer blocks. In the same way, what is `left` goes on at the node above, with
-        the same tick, unless that is the root. None of `ends`, `left` and `_fallen` has a leaf that goes.
-        `stats.evicted` counts blocks that a session holds, or for which a turn waits.
+        blocks from now on (`_move`): in the same leaf, at the node above if the leaf goes, or nowhere if no block
+        remains. In the same way, what is `left` goes on at the node above, with the same tick, unless that is the root.
+        None of `ends`, `left` and `_fallen` has a leaf that goes. `stats.evicted` counts blocks that a session holds,
+        or for which a turn waits.
         """
         self.policy.lost(leaf, blocks)
         is_gone, above = len(blocks) == len(leaf.blocks), leaf.parent
@@ -192,12 +192,10 @@ class Sessions(EvictionPolicy):
         if any(session.is_held or session.num_waiting for session in sessions):
             self.stats.evicted += len(blocks)
         for session in sessions:
-            was_held = session.is_held
-            self._release(session)
             if remaining := session.num_blocks - len(blocks):
-                self._refer(session, above if is_gone and above else leaf, remaining)
-                if was_held:
-                    self._hold(session)
+                self._move(session, above if is_gone and above else leaf, remaining)
+            else:
+                self._release(session)
         if not is_gone:
             return
         self._fallen.pop(leaf, None)
@@ -257,9 +255,21 @@ class Sessions(EvictionPolicy):
         if not self.held[session.namespace]:
             del self.held[session.namespace]
 
+    def _move(self, session: Session, node: Node, num_blocks: int) -> None:
+        """Let a session end earlier in its text. If it is held, it stays in its place among those that are."""
+        before = session.num_own
+        self._leave(session)
+        self._refer(session, node, num_blocks)
+        if session.is_held:
+            add(self.num_blocks, session.namespace, session.num_own - before)
+
     def _release(self, session: Session) -> None:
         """Give up the session's reference, if it has one. Its leaf goes earlier now."""
         self._let_go(session)
+        self._leave(session)
+
+    def _leave(self, session: Session) -> None:
+        """Take a session from the node where it ends, if it has one."""
         if session.end is None:
             return
         sessions = self.ends[session.end]
@@ -288,17 +298,19 @@ class Sessions(EvictionPolicy):
             else:
                 self._forget(oldest)
 
-    def _keep_limits(self, newest: Session) -> None:
+    def _keep_limits(self, namespace: Hashable) -> None:
         """Let sessions go until no namespace, and not all together, hold more blocks than they may.
 
         Of the namespace that has too many, or of the one that has the most of all, the session that has been idle for
-        longest gives way: a tool that has taken long takes longer, so here LRU is right.
+        longest gives way, if that is longer than `patience`: a tool that has taken long takes longer. Otherwise the
+        newest does. Agents come back in turn, so giving up the oldest would give up each just before it comes back.
         """
-        while self.num_blocks[newest.namespace] > self.limits.each or self.num_blocks.total() > self.limits.blocks:
-            crowd = newest.namespace
+        while self.num_blocks[namespace] > self.limits.each or self.num_blocks.total() > self.limits.blocks:
+            crowd = namespace
             if self.num_blocks[crowd] <= self.limits.each:
                 crowd = max(self.num_blocks, key=self.num_blocks.__getitem__)
-            self._let_go(next(iter(self.held[crowd])))
+            oldest, newest = next(iter(self.held[crowd])), next(reversed(self.held[crowd]))
+            self._let_go(oldest if self.clock() - oldest.seen >= self.limits.patience else newest)
 
 
 def add(counts: Counter[Hashable], namespace: Hashable, number: int) -> None:

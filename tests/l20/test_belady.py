@@ -73,7 +73,7 @@ def test_the_leaf_that_is_used_again_last_goes_first():
 
 
 def test_of_several_uses_the_next_one_counts():
-    trace = calls([["a"], ["b"], ["a"], ["b"], ["a"]])
+    trace = calls(["ax", "bx", "ax", "bx", "ax"])
     a, b = trace[0].prompt[0], trace[1].prompt[0]
     oracle = Belady(uses_of(trace), begun=[True, True, False, False, False], due={2: 2.0, 3: 3.0, 4: 4.0})
     assert oracle.next_use(a) == (2.0, 2) < oracle.next_use(b), "a is used in call 2, before b, and again in call 4"

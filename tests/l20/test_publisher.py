@@ -495,10 +495,9 @@ def test_an_engine_publishes_what_its_tree_holds():
         cache = llm.engine.scheduler.manager.coordinator.prefixes
         sender = cache.watcher.sender
         with closing(Subscriber(index, "a", sender.endpoint, sender.replay_endpoint)) as subscriber:
+            params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
             for number in range(8):
-                llm.generate(
-                    [f"Count from {number} to {number + 9}, please."], SamplingParams(max_tokens=12), progress=False
-                )
+                llm.generate([f"Count from {number} to {number + 9}, please."], params, progress=False)
             assert cache.tree.num_evicted, "a small pool, so that events of both kinds are there"
             until(lambda: index.num_blocks("a") == cache.tree.num_blocks, lambda: subscriber.read(0.05))
             prompt = llm.tokenizer.encode("Count from 7 to 16, please.")

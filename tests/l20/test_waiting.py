@@ -1,5 +1,7 @@
 """Lesson 20. Sessions and the queue: what waits goes last, what has come back once is held, and hints stay bounded."""
 
+import pytest
+
 from mini_engine.agents.session import Limits
 from mini_engine.agents.sessions import REFERENCED, WAITING, Sessions
 from mini_engine.kv.cache_coordinator import cache_of, caching_manager
@@ -91,15 +93,17 @@ def test_a_session_is_held_once_it_has_come_back():
     assert world.policy.num_blocks[None] == 5
 
 
-def test_the_session_that_has_been_idle_for_longest_gives_way():
+@pytest.mark.parametrize(("patience", "gone"), [(30.0, 3), (0.0, 1)])
+def test_the_newest_session_gives_way_and_one_that_has_been_idle_for_long_before_it(patience, gone):
     """Its text stays known: if its turn comes while the text is there, the turn protects it."""
-    world = World(num_blocks=60, blocks=12, each=12)
+    world = World(num_blocks=60, blocks=12, each=12, patience=patience)
     for name in (1, 2, 3):
         world.turn(text(name), name)
         world.turn(text(name, 5), name)
-    assert world.place(text(1, 5)) < REFERENCED and world.place(text(3, 5)) == REFERENCED
-    world.arrive(text(1, 6), 1)
-    assert world.place(text(1, 5)) == WAITING
+    places = {name: world.place(text(name, 5)) for name in (1, 2, 3)}
+    assert [name for name, place in places.items() if place < REFERENCED] == [gone], places
+    world.arrive(text(gone, 6), gone)
+    assert world.place(text(gone, 5)) == WAITING
 
 
 def test_ten_thousand_sessions_and_namespaces_leave_a_bounded_registry():
