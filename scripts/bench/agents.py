@@ -1,10 +1,11 @@
-"""Lesson 20. Suite `agents`: hits and first tokens of eviction policies under agents; simulated, but for `cost`.
+"""Lesson 20. Suite `agents`: hits and first tokens of eviction policies under agents; most of it simulated.
 
     sessions     by the number of agents that work at the same time, in one pool
     collapse     where each policy finds half of what the oracle finds
     knowledge    what the queue brings, and what references do
     mooncake     on a recorded trace (--trace FILE)
     neighbours   what a client can take from others that never closes its sessions, or opens any number of them
+    engine       turns beside a crowd on the running engine, with the pocket model
     cost         microseconds a block, on the real tree
     routing      routers that follow events, and routers that guess
     events       microseconds a block of an event
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from scripts import ROOT
 from scripts.bench.agents_cost import cost
+from scripts.bench.agents_engine import engine
 from scripts.bench.agents_events import events, routing
 from scripts.bench.agents_knowledge import knowledge
 from scripts.bench.agents_load import collapse, sessions
@@ -40,6 +42,7 @@ PARTS: dict[str, Part] = {
     "knowledge": knowledge,
     "mooncake": mooncake,
     "neighbours": neighbours,
+    "engine": engine,
     "cost": cost,
     "routing": routing,
     "events": events,

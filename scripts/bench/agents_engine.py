@@ -6,19 +6,26 @@ prompts, in interleaved rounds, each on an engine of its own with a pool that ho
 
 import random
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from rich.console import Console
+from rich.progress import track
+
 from mini_engine.assembly.build import build_engine
 from mini_engine.assembly.choices import with_layers
+from mini_engine.assembly.loading import load
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.pocket import POCKET_DIR
 
 BLOCK_SIZE, POOL_BLOCKS = 16, 512
 SYSTEM, TASK, RESULT, ANSWER, QUESTION = 128, 512, 64, 16, 256  # tokens
 TURNS, CROWD = 6, 2  # turns of an agent; questions after each turn
+COUNTS = (4, 6, 8, 12)
 POLICIES: dict[str, dict[str, Any]] = {
     "LRU": {},
     "SLRU": {"eviction_policy": "slru"},
@@ -39,7 +46,7 @@ class Turn:
     agent: int | None
 
 
-def load(num_agents: int, vocab_size: int, num_turns: int, seed: int = 0) -> Iterator[Turn]:
+def turns(num_agents: int, vocab_size: int, num_turns: int, seed: int = 0) -> Iterator[Turn]:
     """Yield the prompts in the order of their arrival. An answer is made up: no policy may change what comes next."""
     chance, ids = random.Random(seed), range(vocab_size)
     system = chance.choices(ids, k=SYSTEM)
@@ -81,6 +88,23 @@ class Contender:
             self.seconds.append(first)
 
 
+def engine(args: Namespace) -> tuple[list[dict], str]:
+    """Return a row for each number of agents and policy, on the pocket model."""
+    counts = (4, 8) if args.quick else COUNTS
+    rounds = args.rounds or (1 if args.quick else 3)
+    rows = [
+        row
+        for count in track(counts, "engine", console=Console(stderr=True), transient=True)
+        for row in measure(load(POCKET_DIR, "float32", "cpu"), count, rounds)
+    ]
+    said = (
+        f"the pocket model on this machine, {POOL_BLOCKS} blocks of {BLOCK_SIZE} tokens; agents with {SYSTEM + TASK} "
+        f"tokens at first and {ANSWER + RESULT} more a turn, {TURNS} turns; {CROWD} questions of {QUESTION} tokens "
+        f"after each turn; {rounds} rounds"
+    )
+    return rows, said
+
+
 def measure(model: Any, num_agents: int, rounds: int, num_turns: int = TURNS) -> list[dict]:
     """Return a row for each policy: the agents' share of tokens found, and the time to the first token of a turn."""
     found = {name: [0, 0] for name in POLICIES}
@@ -90,7 +114,7 @@ def measure(model: Any, num_agents: int, rounds: int, num_turns: int = TURNS) ->
     for number in range(rounds):
         engines = {name: Contender(build_engine(model, **shape, **options)) for name, options in POLICIES.items()}
         begun: set[int | None] = set()
-        for turn in load(num_agents, model.config.vocab_size, num_turns, seed=number):
+        for turn in turns(num_agents, model.config.vocab_size, num_turns, seed=number):
             for contender in engines.values():  # in turn, so that a busy moment strikes all of them
                 contender.answer(turn, turn.agent in begun)
             begun |= {turn.agent} - {None}
@@ -102,9 +126,9 @@ def measure(model: Any, num_agents: int, rounds: int, num_turns: int = TURNS) ->
         {
             "agents": str(num_agents),
             "policy": name,
-            "found": f"{100 * found[name][0] / found[name][1]:.0f} %",
-            "first token, p50 (ms)": 1000 * median(seconds[name]),
-            "p95 (ms)": 1000 * sorted(seconds[name])[int(0.95 * len(seconds[name]))],
+            "hits %": 100 * found[name][0] / found[name][1],
+            "first token p50 ms": 1000 * median(seconds[name]),
+            "p95 ms": 1000 * sorted(seconds[name])[int(0.95 * len(seconds[name]))],
         }
         for name in POLICIES
     ]

@@ -13,6 +13,7 @@ PAGE = ROOT / "lessons" / "l20_agents" / "README.md"
 RUN, PLOT = PAGE.with_name("agents.json"), PAGE.with_name("load.svg")
 SHOWN = ("LRU", "SLRU", "TLRU", "sessions", "Belady")
 SHARE = "of Belady's %"
+TIMED = ("engine", "cost", "events")
 Row = dict[str, Any]
 
 
@@ -92,13 +93,46 @@ def cost(rows: list[Row]) -> str:
     return table(["policy", "a block of a request that evicts as many", "more than LRU"], body)
 
 
+def engine(rows: list[Row]) -> str:
+    """Return hits and first tokens on the running engine, a row for each number of agents."""
+    names = list(dict.fromkeys(row["policy"] for row in rows))
+    by_case = {(row["agents"], row["policy"]): row for row in rows}
+    body = [
+        [
+            count,
+            *(
+                f"{row['hits %']:.0f} %, {row['first token p50 ms']:.1f} ms"
+                for row in (by_case[count, x] for x in names)
+            ),
+        ]
+        for count in dict.fromkeys(row["agents"] for row in rows)
+    ]
+    return table(["agents", *names], body, 0)
+
+
+def events(rows: list[Row]) -> str:
+    """Return microseconds a block of an event's steps."""
+    return table(["step", "a block"], [[row["step"], f"{row['µs a block']:.2f} µs"] for row in rows])
+
+
+def routing(rows: list[Row]) -> str:
+    """Return the agents' hits by router, a row for each case."""
+    names = list(dict.fromkeys(row["router"] for row in rows))
+    hits = {(row["case"], row["router"]): percent(row["hits %"]) for row in rows}
+    body = [[case, *(hits[case, name] for name in names)] for case in dict.fromkeys(row["case"] for row in rows)]
+    return table(["", *names], body)
+
+
 TABLES: dict[str, Callable[[list[Row]], str]] = {
     "sessions": sessions,
     "collapse": collapse,
     "knowledge": knowledge,
     "mooncake": mooncake,
     "neighbours": neighbours,
+    "engine": engine,
     "cost": cost,
+    "events": events,
+    "routing": routing,
 }
 
 
@@ -108,7 +142,7 @@ def filled(page: str, kept: dict[str, Any]) -> str:
         if name in kept:
             part = kept[name]
             machine = part["machine"]
-            where = f"{machine['cpu']}, load {machine['load']:.1f} at the end, " if name == "cost" else ""
+            where = f"{machine['cpu']}, load {machine['load']:.1f} at the end, " if name in TIMED else ""
             said = f"`bench.py agents --parts {name}`: {part['note']} ({where}{machine['date']})."
             page = fill(page, name, f"{make(part['rows'])}\n\n{said}")
     return page

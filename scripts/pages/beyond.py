@@ -1,4 +1,4 @@
-"""Course machinery. The ladder's second picture: the gains of lessons 10 to 19, each by its own measure.
+"""Course machinery. The ladder's second picture: the gains of lessons 10 to 20, each by its own measure.
 
 Every figure is read from the lesson's page, which gives its command.
 """
@@ -122,6 +122,13 @@ GAINS = (
         r"by a prefill worker(?: \| [\d,.]+ ms){4} \| \*\*([\d,]+) ms",
         "ms",
     ),
+    Gain(
+        "l20_agents",
+        "prompts found cached,\nof 40 agents at once",
+        r"\| 40 \| ([\d.]+) %",
+        r"\| 40 \|[^|]+\|[^|]+\|[^|]+\| ([\d.]+) %",
+        "%",
+    ),
 )
 
 
@@ -131,7 +138,7 @@ def in_words() -> str:
     for gain in GAINS:
         before, after = map(gain.said, gain.figures)
         said.append(f"{gain.number} {' '.join(gain.name.split())}: {before}, then {after}")
-    return f"What lessons 10 to 19 bought. {'; '.join(said)}."
+    return f"What lessons 10 to 20 bought. {'; '.join(said)}."
 
 
 def draw(path: Path) -> None:
