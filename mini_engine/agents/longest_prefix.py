@@ -1,7 +1,7 @@
-"""Lesson 20. Admits waiting requests whose prefixes are cached first, before somebody evicts them; none waits forever.
+"""Lesson 20. Admits waiting requests whose prefixes are cached first, before these are evicted; none waits forever.
 
-First come, first served gives a cached prefix time to be evicted by those who wait in front of it. Longest prefix first
-is SGLang's schedule policy `lpm`. Alone it starves requests whose prefix nobody has, so they age in steps.
+First come, first served lets a cached prefix be evicted for the requests in front of it. Longest prefix first is SGLang's
+schedule policy `lpm`. Alone it starves requests without a cached prefix, so waiting is counted in steps.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ class LongestPrefixFirst:
 
     Args:
         num_cached: returns how many leading tokens of a waiting request have KV.
-        max_steps: who has waited for so many steps goes before everybody who has not, in the order of arrival.
+        max_steps: a request that has waited for more steps goes before all others, in the order of arrival.
         most: how many of the first requests are sorted. Looking up thousands at each step would take longer than it.
     """
 

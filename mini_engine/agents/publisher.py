@@ -5,7 +5,7 @@
 
 The engine only appends to a log. A subscriber that is slow or not there costs it nothing: messages are dropped, the
 numbers have a gap, and the subscriber asks again. Payloads contain the tokens of all prompts, and there is no
-password: whoever can connect reads them.
+password: every program that can connect reads them.
 """
 
 import logging

@@ -2,7 +2,7 @@
 
     root ── [system prompt] ─┬─ [turns of A] ◄ A       A's next turn waits in the queue: goes last
                              ├─ [turns of C] ◄ C       C waits for its tool: goes before that
-                             ├─ [a question]           nobody's, goes before that
+                             ├─ [a question]           no session's: goes before that
                              └─ [B] ─┬─ [old turns] ✕  B has rewritten its history: goes first
                                      └─ [new turn] ◄ B
 
@@ -24,7 +24,7 @@ from mini_engine.kv.eviction import LRU, EvictionPolicy
 from mini_engine.kv.prefixes import SharedPrefix
 from mini_engine.kv.radix_node import Node
 
-LEFT, NOBODYS, REFERENCED, WAITING = range(4)  # the order of eviction
+LEFT, UNCLAIMED, REFERENCED, WAITING = range(4)  # the order of eviction
 PROVED = 2  # turns after which a session is held: a client that opens any number of them holds nothing
 
 
@@ -75,7 +75,7 @@ class Sessions(EvictionPolicy):
     # ---------------------------------------------------------------- the order
 
     def rank(self, leaf: Node) -> tuple[int, ...]:
-        """See `EvictionPolicy.rank`. What a session has left is nobody's again once another request has used it.
+        """See `EvictionPolicy.rank`. What a session has left is unclaimed once another request has used it.
 
         Of the leaves for which turns wait, the one whose turn came last goes first.
         """
@@ -83,7 +83,7 @@ class Sessions(EvictionPolicy):
         if since := [session.waits_since for session in sessions if session.num_waiting]:
             return (WAITING, -min(since))
         is_held = any(session.is_held for session in sessions)
-        place = REFERENCED if is_held else LEFT if self.left.get(leaf) == leaf.last_used else NOBODYS
+        place = REFERENCED if is_held else LEFT if self.left.get(leaf) == leaf.last_used else UNCLAIMED
         return (place, *self.policy.rank(leaf))
 
     def num_ready(self, leaf: Node) -> int:

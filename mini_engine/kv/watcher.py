@@ -1,4 +1,4 @@
-"""Lesson 8. The seam for those who must know which prefixes are cached: told of blocks that come and go, in order."""
+"""Lesson 8. A seam that reports which blocks a prefix cache stores and evicts, in order."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from mini_engine.kv.prefixes import Stored
 
 
 class CacheWatcher:
-    """Told what a prefix cache stores and evicts; here nobody is. Lesson 20 publishes it."""
+    """A watcher that ignores its reports. Lesson 20 publishes them."""
 
     def stored(self, stored: Stored) -> None:
         """Note that the tree has all of these blocks, the new ones from index `start` on."""

@@ -68,7 +68,7 @@ def passing(make: Callable[[], EvictionPolicy]) -> float:
 
 
 def fill(manager: KvCacheManager) -> None:
-    """Fill the pool: sessions with two turns each, and texts of nobody's."""
+    """Fill the pool: sessions with two turns each, and texts of no session."""
     for index in range(TALKS):
         ids = text(index)
         serve(manager, Asked(f"a{index}", ids, f"s{index}"))

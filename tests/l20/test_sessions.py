@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from mini_engine.agents.session import Limits
-from mini_engine.agents.sessions import LEFT, NOBODYS, REFERENCED, WAITING, Sessions
+from mini_engine.agents.sessions import LEFT, UNCLAIMED, REFERENCED, WAITING, Sessions
 from mini_engine.base.errors import UserError
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
@@ -137,7 +137,7 @@ def test_what_another_request_used_later_is_not_left():
     old = hang(tree, trunk, (2,), (2,), used=7)
     sessions.left[old] = old.last_used
     tree._cut(old, 1)
-    assert place(sessions, trunk) == NOBODYS, (
+    assert place(sessions, trunk) == UNCLAIMED, (
         "another request has used the trunk since the session left: it is not dead, only the branch below it was"
     )
 
@@ -153,7 +153,7 @@ def test_what_a_closed_session_referred_to_goes_in_the_usual_order_at_once():
     newer = hang(tree, tree.root, (9,), (9,), used=50)
     tree.queue.add(newer)
     assert sessions.close("A", None) is True, "the session is known"
-    assert place(sessions, a) == NOBODYS, "a closed session has no next turn: its leaf is one like any other"
+    assert place(sessions, a) == UNCLAIMED, "a closed session has no next turn: its leaf is one like any other"
     assert tree.queue.pop() is a, (
         "A's leaf was used before block 9, so it is the next to go. Its entry in the queue still says that a session "
         "refers to it: `fallen` must report it, or it waits behind everything else"
@@ -186,7 +186,7 @@ def test_what_another_session_refers_to_stays_last():
     sessions.close("A", None)
     assert place(sessions, a) == REFERENCED, "the twin's next turn needs the same leaf"
     sessions.close("twin of A", None)
-    assert place(sessions, a) == NOBODYS, "both are closed"
+    assert place(sessions, a) == UNCLAIMED, "both are closed"
 
 
 @pytest.mark.task(4)
@@ -209,7 +209,7 @@ def test_a_session_that_is_closed_while_a_turn_runs_stays_closed():
     sessions.close("A", None)
     sessions.ended(prefix_of(a, "A"))
     assert (None, "A") not in sessions.sessions, "the client has said that there is no next turn"
-    assert place(sessions, a) == NOBODYS, "the end of the turn must not open the session again"
+    assert place(sessions, a) == UNCLAIMED, "the end of the turn must not open the session again"
 
 
 @pytest.mark.task(4)
@@ -312,7 +312,7 @@ def test_what_is_used_again_is_no_longer_left():
     _, trunk, a, _, sessions = two_sessions()
     begun(sessions, trunk, "A", (1, 2, 7))
     a.last_used += 10
-    assert place(sessions, a) == NOBODYS, "another request has found this branch since it was left: it is not dead"
+    assert place(sessions, a) == UNCLAIMED, "another request has found this branch since it was left: it is not dead"
 
 
 @pytest.mark.task(5)
@@ -396,7 +396,7 @@ def test_a_turn_that_gives_up_waits_no_more():
 def test_a_session_is_held_from_its_second_turn_on():
     tree, sessions = sessions_over()
     leaf = hang(tree, tree.root, (1,), (1,))
-    for number, expected in ((1, NOBODYS), (2, REFERENCED)):
+    for number, expected in ((1, UNCLAIMED), (2, REFERENCED)):
         prefix = prefix_of(leaf, "A")
         sessions.began(prefix)
         sessions.ended(prefix)
