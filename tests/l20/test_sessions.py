@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from mini_engine.agents.session import Limits
-from mini_engine.agents.sessions import LEFT, UNCLAIMED, REFERENCED, WAITING, Sessions
+from mini_engine.agents.sessions import LEFT, REFERENCED, UNCLAIMED, WAITING, Sessions
 from mini_engine.base.errors import UserError
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
