@@ -1,1 +1,1 @@
-"""Lesson 20. A cache that waits for a tool: eviction policies that know sessions, and events that say what is cached."""
+"""Lesson 20. A cache that waits for a tool: eviction policies that know sessions, and events of the cache."""

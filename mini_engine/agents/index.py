@@ -13,7 +13,10 @@ from mini_engine.distributed.routing.policy import Keys, PrefixScore, ReplicaT
 
 
 class Known:
-    """What the index knows of one replica. blocks: hashes. next: the number of its next batch. source: the publisher that numbers them."""
+    """What the index knows of one replica.
+
+    blocks: hashes. next: the number of its next batch. source: the publisher that numbers them.
+    """
 
     def __init__(self, source: bytes | None = None) -> None:
         self.blocks: set[int] = set()

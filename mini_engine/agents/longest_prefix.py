@@ -1,7 +1,7 @@
 """Lesson 20. Admits waiting requests whose prefixes are cached first, before these are evicted; none waits forever.
 
-First come, first served lets a cached prefix be evicted for the requests in front of it. Longest prefix first is SGLang's
-schedule policy `lpm`. Alone it starves requests without a cached prefix, so waiting is counted in steps.
+First come, first served lets a cached prefix be evicted for the requests in front of it. Longest prefix first is
+SGLang's schedule policy `lpm`. Alone it starves requests without a cached prefix, so waiting is counted in steps.
 """
 
 from collections.abc import Callable
