@@ -1,8 +1,8 @@
 """Lesson 20. Part `neighbours` of the suite `agents`: what a client can take from others with its hints.
 
 A few agents work beside chats that give no session. Then one more client comes, in three ways: its agents never close a
-session, it opens a session for each of many one-off questions, or it does both. All other clients' hits are compared
-with what they have under plain LRU with the same calls.
+session, or it opens a session for each of many one-off questions. The other clients' hits are compared with what they
+have with the same calls under plain LRU, and under sessions if that client gave no hints.
 """
 
 from argparse import Namespace
@@ -59,8 +59,13 @@ def neighbours(args: Namespace) -> tuple[list[Row], str]:
         loads: dict[str, tuple[Load, object, bool]] = {"agents": (GOOD, None, True), "chats": (CHATS, None, False)}
         loads |= {name: (load, None if space == "the same" else "abuser", True) for name, load in ways[way].items()}
         trace = merged(loads, 0)
-        plain, kept = Replay(trace, POLICIES["LRU"], args.pool // 2), Replay(trace, sessions, args.pool // 2)
-        rows.append({"the other client": way, "namespace": space} | compared(plain.run(), kept.run()))
+        silent = [replace(call, session=None) if call.group == "abuser" else call for call in trace]
+        runs = {
+            "LRU": Replay(trace, POLICIES["LRU"], args.pool // 2).run(),
+            "without its hints": Replay(silent, sessions, args.pool // 2).run(),
+            "sessions": Replay(trace, sessions, args.pool // 2).run(),
+        }
+        rows.append({"the other client": way, "namespace": space} | compared(runs))
     said = (
         f"{GOOD.agents} agents that close their sessions and {CHATS.agents} chats without sessions share "
         f"{args.pool // 2:,} blocks with a client that has {BAD.agents} agents, or asks {QUESTIONS.agents} × "
@@ -69,9 +74,8 @@ def neighbours(args: Namespace) -> tuple[list[Row], str]:
     return rows, said
 
 
-def compared(plain: Outcome, kept: Outcome) -> Row:
-    """Return the hits of both groups under both policies."""
-    row: Row = {}
-    for group in ("agents", "chats"):
-        row |= {f"{group}, LRU": 100 * plain.hit_rate(group), f"{group}, sessions": 100 * kept.hit_rate(group)}
-    return row
+def compared(runs: dict[str, Outcome]) -> Row:
+    """Return the hits of both groups in each run."""
+    return {
+        f"{group}, {name}": 100 * run.hit_rate(group) for group in ("agents", "chats") for name, run in runs.items()
+    }

@@ -81,7 +81,7 @@ def mooncake(rows: list[Row]) -> str:
 
 def neighbours(rows: list[Row]) -> str:
     """Return the hits of other clients beside one that abuses its hints."""
-    figures = [f"{group}, {policy}" for group in ("agents", "chats") for policy in ("LRU", "sessions")]
+    figures = [f"{group}, {run}" for group in ("agents", "chats") for run in ("LRU", "without its hints", "sessions")]
     body = [[row["the other client"], row["namespace"], *(percent(row[name]) for name in figures)] for row in rows]
     return table(["one more client", "its namespace", *figures], body, 2)
 

@@ -8,7 +8,7 @@ from mini_engine.engine.scheduler_config import SchedulerConfig
 
 def crowded(trial: Agents, survives: bool = False, **options) -> None:
     """Let a crowd pass while all tools run. survives: it should leave the sessions' texts alone."""
-    trial.open(**options)
+    trial.prepare(**options)
     for is_held in (False, True):  # a session is held from its second turn on
         trial.turn()
         before = trial.num_cached()
@@ -20,7 +20,7 @@ def crowded(trial: Agents, survives: bool = False, **options) -> None:
 
 def together(trial: Agents, preempt: bool = False, **options) -> None:
     """Answer the turns of all agents together."""
-    trial.open(**options)
+    trial.prepare(**options)
     *_, last = [trial.turn(preempt=preempt) for _ in range(3)]
     trial.shows(all(one.num_cached_tokens for one in last), "a turn did not find the one before")
     trial.shows(not preempt or any(one.num_preemptions for one in trial.requests), "no request was preempted")
@@ -28,14 +28,14 @@ def together(trial: Agents, preempt: bool = False, **options) -> None:
 
 def alone(trial: Agents) -> None:
     """Answer one agent's turn after another's."""
-    trial.open()
+    trial.prepare()
     last = [trial.turn([agent]) for _ in range(2) for agent in range(len(trial.texts))][-1]
     trial.shows(last[0].num_cached_tokens, "a turn did not find the one before")
 
 
 def forked(trial: Agents) -> None:
     """Go on with one agent's text in several sessions: they begin behind the prefix that it has cached."""
-    trial.open()
+    trial.prepare()
     trial.turn([0])
     trial.texts = [trial.texts[0] + ids for ids in trial.prompts]
     trial.shows(all(one.num_cached_tokens for one in trial.turn()), "a session did not find the text it shares")
@@ -43,7 +43,7 @@ def forked(trial: Agents) -> None:
 
 def last_resort(trial: Agents) -> None:
     """Let a crowd run at once that needs the sessions' blocks too."""
-    trial.open()
+    trial.prepare()
     trial.turn()
     trial.turn()
     trial.crowd(4, trial.shared.scheduler.manager.num_usable_blocks // 5)
@@ -53,7 +53,7 @@ def last_resort(trial: Agents) -> None:
 
 def compacted(trial: Agents) -> None:
     """Let every agent go on from a short text; what they have left is evicted first."""
-    trial.open()
+    trial.prepare()
     trial.turn()
     old, trial.texts = trial.texts, [ids + trial.prompts[0] for ids in trial.prompts]
     trial.turn()
@@ -66,7 +66,7 @@ def compacted(trial: Agents) -> None:
 
 def closed(trial: Agents) -> None:
     """Close every session while a turn of it runs. The crowd evicts what they have said."""
-    trial.open()
+    trial.prepare()
     trial.turn()
     requests = trial.begin(range(len(trial.texts)))
     trial.shared.step()
@@ -81,8 +81,8 @@ def closed(trial: Agents) -> None:
 
 def host(trial: Agents) -> None:
     """Lose the pool's cache after a crowd that fills all of host memory: the sessions' texts are still there."""
-    trial.open()
-    trial.open(kv_host_bytes=trial.shared.runner.pool.bytes // 2, kv_always=True)
+    trial.prepare()
+    trial.prepare(kv_host_bytes=trial.shared.runner.pool.bytes // 2, kv_always=True)
     trial.turn()
     trial.crowd()
     trial.cache.clear()
@@ -93,7 +93,7 @@ def host(trial: Agents) -> None:
 def longest_prefix_first(trial: Agents) -> None:
     """Let agents come back behind a crowd that waits: they go first."""
     limits = SchedulerConfig(1, max_num_batched_tokens=512, chunked_prefill_size=512)
-    trial.open(longest_prefix_first=True, scheduler_config=limits)
+    trial.prepare(longest_prefix_first=True, scheduler_config=limits)
     trial.turn()
     [first, _] = trial.add(trial.shared, [trial.rotated(start, 99) for start in (1, 2)])
     requests = trial.begin(range(len(trial.texts)))

@@ -30,7 +30,7 @@ class Agents(Scenario):
         super().__init__(*given)
         self.missing: list[str] = []
 
-    def open(self, **options: Any) -> None:
+    def prepare(self, **options: Any) -> None:
         """Make an engine whose pool has room for all that the agents will have said, in the half that may be held."""
         self.texts = [self.rotated(0, 5 * self.args.block_size) + ids for ids in self.prompts]
         turn = max(map(len, self.prompts)) + self.args.max_new_tokens

@@ -35,7 +35,7 @@ each_policy = pytest.mark.parametrize(
 
 def small(model, times=4, **options):
     """Return an engine that has room for what two agents say, and with 4 `times` for two other requests."""
-    most = engine_of(model).scheduler.manager.most_blocks(len(TEXTS["late"]) + 2 * NEW + 2 * len(TOOL))
+    most = engine_of(model).scheduler.manager.most_blocks(len(TEXTS["late"]) + 3 * NEW + 3 * len(TOOL))
     options = {"num_blocks": 1 + times * most, "max_track_slots": 6, "enable_sessions": True} | options
     return engine_of(model, limits_of(16, 24), **options)
 
@@ -65,10 +65,11 @@ def crowd(engine, model):
 def test_a_turn_behind_a_crowd(model, options):
     engine = small(model, **options)
     texts, _ = turn(engine, model, TEXTS, "first")
+    texts, _ = turn(engine, model, texts, "second")  # from here on, the sessions are held
     prefixes = cache_of(engine.scheduler.manager).prefixes
     before = {name: prefixes.peek(ids, None, {}).num_tokens for name, ids in texts.items()}
     crowd(engine, model)
-    _, found = turn(engine, model, texts, "second")
+    _, found = turn(engine, model, texts, "third")
     if options.get("enable_sessions", True):
         assert found == before, "a session's turn must find its text"
         assert min(found.values()) > 0
@@ -102,9 +103,10 @@ def test_a_session_that_rewrites_its_text_and_one_that_is_closed_while_it_runs(m
 def test_requests_that_need_a_session_s_blocks_get_them(model):
     engine = small(model, times=2)
     texts, _ = turn(engine, model, TEXTS, "first")
+    texts, _ = turn(engine, model, texts, "second")
     requests = ask(engine, [prompt_of(90, seed) for seed in range(200, 208)])
     drain(engine)
     check(model, requests, "all at once")
     assert tree_of(engine).policy.stats.evicted > 0, "it was to take blocks that a session refers to"
-    turn(engine, model, texts, "second")
+    turn(engine, model, texts, "third")
     check_nothing_is_lost(engine)

@@ -91,7 +91,7 @@ def advised(written):
 def params_of(llm, call):
     """Return the parameters of the request that a call made, once it has run."""
     seen, add = [], llm.engine.add_request
-    llm.engine.add_request = lambda name, ids, params, *more: seen.append(params) or add(name, ids, params, *more)
+    llm.engine.add_request = lambda name, ids, params, **more: seen.append(params) or add(name, ids, params, **more)
     try:
         call()
     finally:
