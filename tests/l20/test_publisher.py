@@ -499,11 +499,12 @@ def test_an_engine_publishes_what_its_tree_holds():
             for number in range(8):
                 llm.generate([f"Count from {number} to {number + 9}, please."], params, progress=False)
             assert cache.tree.num_evicted, "a small pool, so that events of both kinds are there"
-            until(lambda: index.num_blocks("a") == cache.tree.num_blocks, lambda: subscriber.read(0.05))
+            stored = {short_hash(one.key) for one in cache.watcher.events.blocks.values()}
+            assert len(stored) == cache.tree.num_blocks
+            until(lambda: "a" in index.replicas and index.replicas["a"].blocks == stored, lambda: subscriber.read(0.05))
             prompt = llm.tokenizer.encode("Count from 7 to 16, please.")
             keys = hashes_of(block_keys(prompt, None, SIZE))
             assert index.matched("a", keys) == len(keys) > 2, "a router finds the latest prompt by its keys"
-            assert index.replicas["a"].blocks == {short_hash(one.key) for one in cache.watcher.events.blocks.values()}
     assert not sender.thread.is_alive(), "the sockets are closed with the engine"
 
 
