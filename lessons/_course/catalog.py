@@ -29,6 +29,7 @@ class Task:
     targets: tuple[Target, ...]
     lines: int
     hints: tuple[str, ...]
+    is_more: bool = False  # beyond the lesson's core: `check --core` takes the reference's body
 
     @property
     def size(self) -> str:
@@ -52,12 +53,21 @@ class Bug:
 
 
 @dataclass(frozen=True)
+class Sitting:
+    """What is done in one go: the tasks after the sitting before, up to `last_task`. title: what works then."""
+
+    minutes: int
+    last_task: int
+    title: str = ""
+
+
+@dataclass(frozen=True)
 class Lesson:
     id: str
     number: int
     title: str
     summary: str
-    minutes: int
+    sittings: tuple[Sitting, ...]
     needs: tuple[int, ...]
     needs_gpu: bool
     modules: tuple[str, ...]
@@ -77,6 +87,25 @@ class Lesson:
     def tasks_in(self, module: str) -> dict[str, Task]:
         """Map the symbols of `module` that are tasks to those tasks."""
         return {target.symbol: task for task in self.tasks for target in task.targets if target.file == module}
+
+    @property
+    def minutes(self) -> int:
+        return sum(sitting.minutes for sitting in self.sittings)
+
+    @property
+    def core(self) -> frozenset[int]:
+        """The numbers of the core's tasks; the others are marked `more`."""
+        return frozenset(task.number for task in self.tasks if not task.is_more)
+
+    @property
+    def core_minutes(self) -> int:
+        """Without the sittings whose tasks are all `more`."""
+        firsts = [0, *(sitting.last_task for sitting in self.sittings)]
+        return sum(
+            sitting.minutes
+            for before, sitting in zip(firsts, self.sittings, strict=False)
+            if self.core & set(range(before + 1, sitting.last_task + 1))
+        )
 
     @property
     def page(self) -> Path:
@@ -125,7 +154,7 @@ def _lesson(raw: dict, folder: Path) -> Lesson:
         number=raw["number"],
         title=raw["title"],
         summary=raw["summary"],
-        minutes=raw["minutes"],
+        sittings=_sittings(raw),
         needs=tuple(raw.get("needs", ())),
         needs_gpu=raw.get("needs_gpu", False),
         modules=tuple(raw["modules"]),
@@ -140,6 +169,13 @@ def _lesson(raw: dict, folder: Path) -> Lesson:
     return lesson
 
 
+def _sittings(raw: dict) -> tuple[Sitting, ...]:
+    """Return the lesson's sittings: one of `minutes`, or those that the file lists."""
+    if "sittings" not in raw:
+        return (Sitting(raw["minutes"], len(raw.get("tasks", {}))),)
+    return tuple(Sitting(each["minutes"], each["last_task"], each["title"]) for each in raw["sittings"])
+
+
 def _task(number: int, raw: dict) -> Task:
     targets = raw["targets"] if "targets" in raw else [raw["target"]]
     return Task(
@@ -148,6 +184,7 @@ def _task(number: int, raw: dict) -> Task:
         targets=tuple(Target.parse(text) for text in targets),
         lines=raw["lines"],
         hints=tuple(raw["hints"]),
+        is_more=raw.get("more", False),
     )
 
 
@@ -183,6 +220,9 @@ def _check_tasks(lesson: Lesson) -> None:
         for target in task.targets:
             if target.file not in lesson.modules:
                 raise CourseError(f"task {task.number} is in {target.file}, which is not in modules")
+    ends = [sitting.last_task for sitting in lesson.sittings]
+    if ends != sorted(set(ends)) or ends[-1] != len(numbers):
+        raise CourseError(f"sittings end with the tasks {ends}; they must go up, to the last task, {len(numbers)}")
     targets = [target for task in lesson.tasks for target in task.targets]
     if len(set(targets)) != len(targets):
         raise CourseError("two tasks share a target")
