@@ -57,7 +57,7 @@ def test_every_link_and_anchor_leads_somewhere(way, site_folders):
             continue
         outside = [link for link in page.fetched if re.match(r"(https?:)?//", link)]
         assert not outside, f"{base} would fetch {outside}"
-        if base != "player.html":
+        if any("/course.css" in link for link in page.fetched):  # no embedded player
             assert f"{REPOSITORY}/discussions" in page.targets, f"{base} has no place to ask"
         for link in page.targets + page.fetched:
             if re.match(r"[a-z][a-z0-9+.-]*:", link):
