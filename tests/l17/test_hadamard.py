@@ -36,7 +36,7 @@ def test_rows_are_orthogonal_and_of_length_1(n):
 
 
 @pytest.mark.task(4)
-@pytest.mark.parametrize("n", [6, 3, 12, 0, -4])
+@pytest.mark.parametrize("n", [6, 3, 12, 0])
 def test_there_is_no_such_matrix_of_another_size(n):
     with must_raise(
         ValueError, f"{n} is no power of two: doubling never ends there, and a larger matrix is another one"
