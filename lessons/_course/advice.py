@@ -24,7 +24,7 @@ class Advice:
 
     @property
     def is_good(self) -> bool:
-        return self.result.status in ("passed", "done")
+        return self.result.status in ("passed", "core", "stop", "done")
 
     def name_test(self, test: str) -> None:
         """End with the name of the test that failed."""

@@ -77,10 +77,14 @@ class Check:
         self.test_seconds = test_seconds or TEST_SECONDS * slowness()
         self.blocked = dict(blocked)
         self.events: dict[str, TestResult] = {}
-        self.blank = unwritten(lesson, self.files)
+        self.filled = plan.filled if plan else frozenset()
+        self.blank = unwritten(lesson, self.files) - self.filled
         self.test_files = files_of_tasks(lesson, places.root)
         self.report = Report(
-            lesson, focus=plan.focus if plan else None, is_whole=plan.is_whole if plan else not self.only
+            lesson,
+            focus=plan.focus if plan else None,
+            is_whole=plan.is_whole if plan else not self.only,
+            filled=self.filled,
         )
 
     def run(self) -> Report:
@@ -107,6 +111,7 @@ class Check:
         return python_environment(self.places) | {
             "KV_COURSE_OVERLAY": json.dumps({file.import_name: str(file.path) for file in self.files}),
             "KV_COURSE_BLOCKED": json.dumps(self.blocked),
+            "KV_COURSE_FILLED": json.dumps(self._filled()),
             "KV_COURSE_SWAPS": json.dumps(self._swaps()),
             "KV_COURSE_TEST_SECONDS": str(self.test_seconds),
             "KV_COURSE_LAST_SECONDS": str(self.seconds * MOST_TIMES + 10),
@@ -120,8 +125,20 @@ class Check:
             | {"module": files[target.file].import_name, "file": str(files[target.file].reference)}
             for task in self.lesson.tasks
             for target in task.targets
-            if target.file in files and task.number not in self.blank
+            if target.file in files and task.number not in self.blank | self.filled
         ]
+
+    def _filled(self) -> dict[str, dict[str, Any]]:
+        """Return which bodies of each module are the reference's."""
+        found = {
+            file: [s for s, t in self.lesson.tasks_in(file.module).items() if t.number in self.filled]
+            for file in self.files
+        }
+        return {
+            file.import_name: {"reference": str(file.reference), "symbols": symbols}
+            for file, symbols in found.items()
+            if symbols
+        }
 
     def _start_smoke(self, smoke: SmokeRun) -> None:
         smoke.start(self._environment(), self.test_seconds * SMOKE_FACTOR)
@@ -211,7 +228,9 @@ class Check:
         files = self.test_files[task.number]  # one that cannot be imported has no tests, and is a result itself
         results = [r for r in self.events.values() if r.task == task.number or r.test in files]
         outcomes = {result.outcome for result in results}
-        if task.number in self.blank:
+        if task.number in self.filled:
+            state = "left out"
+        elif task.number in self.blank:
             state = "not written"
         elif outcomes & {"failed", "hung"}:
             state = "failing"

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from lessons._course.catalog import Lesson, choose, read_lessons
 from lessons._course.places import COMMAND, Places
 from lessons._course.progress import Entry, Progress
 from lessons._course.show import View, make_console
+from lessons._course.tracks import Syllabus, read_syllabus
 from lessons._course.verdict import Verdict, judge
 
 AFTERWARDS = (
@@ -23,6 +25,7 @@ class Desk:
         self.view = View(make_console())
         self.places = Places.find()
         self.lessons = read_lessons(self.places)
+        self.syllabus = read_syllabus(self.places, self.lessons)
         self.progress = Progress(self.places.work)
         if self.progress.warning:
             make_console(stderr=True).print(self.progress.warning, style="yellow")
@@ -38,35 +41,42 @@ class Desk:
 def show_overview(desk: Desk, as_json: bool) -> None:
     entries = {lesson.id: desk.progress.entry(lesson) for lesson in desk.lessons}
     if as_json:
-        rows = [
-            {"number": x.number, "id": x.id, "title": x.title, "minutes": x.minutes, "tasks": len(x.tasks)}
-            | {key: asdict(entries[x.id])[key] for key in ("started", "tasks_done", "passed", "not_checked")}
-            for x in desk.lessons
-        ]
+        rows = [lesson_as_dict(lesson, entries[lesson.id], desk.syllabus) for lesson in desk.lessons]
         print(json.dumps({"lessons": rows}))
         return
-    desk.view.overview(desk.lessons, entries)
+    desk.view.overview(desk.syllabus, desk.lessons, entries)
     desk.view.line()
     for line in next_steps(desk, entries):
         desk.view.line(line)
 
 
+def lesson_as_dict(lesson: Lesson, entry: Entry, syllabus: Syllabus) -> dict[str, Any]:
+    """For `--json`."""
+    kept = {key: asdict(entry)[key] for key in ("started", "tasks_done", "core_passed", "passed", "not_checked")}
+    track = syllabus.track_of(lesson.number).id
+    times = {"minutes": lesson.minutes, "core_minutes": lesson.core_minutes}
+    told = {"number": lesson.number, "id": lesson.id, "title": lesson.title, "track": track}
+    return {**told, **times, "tasks": len(lesson.tasks), **kept}
+
+
 def next_steps(desk: Desk, entries: dict[str, Entry]) -> list[str]:
     """Say what to do next, in a line or two."""
-    lesson = next_lesson(desk.lessons, {x.number: entries[x.id] for x in desk.lessons})
+    known = {lesson.number: entries[lesson.id] for lesson in desk.lessons}
+    lesson = next_lesson(desk.lessons, known, desk.syllabus)
     if lesson is None:
-        return ["You have passed every lesson.", *AFTERWARDS]
+        return ["You have passed every lesson, or its core.", *AFTERWARDS]
     entry, n = entries[lesson.id], lesson.number
-    if not entry.started and entries[desk.lessons[-1].id].passed:
-        left = ", ".join(str(x.number) for x in desk.lessons if not entries[x.id].passed)
-        return [f"You have passed the last lesson. Left out: {left} ({COMMAND} start {n})", *AFTERWARDS]
-    if not entry.started:
-        first = not any(e.started for e in entries.values())
-        doctor = [f"First:  {COMMAND} doctor      is this machine ready?"] if first else []
-        return [*doctor, f"Next:   {COMMAND} start {n}     then read {desk.shown(lesson.page)}"]
-    task = entry.next_task(lesson)
-    what = f"task {task.number}: {task.title}" if task else "every task is done, but some tests fail"
-    return [f"Next:   {COMMAND} check {n}     {what}"]
+    if entry.started:
+        task = entry.next_task(lesson)
+        what = f"task {task.number}: {task.title}" if task else "every task is done, but some tests fail"
+        return [f"Next:   {COMMAND} check {n}     {what}"]
+    lines = [f"Next:   {COMMAND} start {n}     then read {desk.shown(lesson.page)}"]
+    if not any(each.started for each in entries.values()):
+        return [f"First:  {COMMAND} doctor      is this machine ready?", *lines]
+    core = desk.syllabus.core
+    if n not in core.lessons and all(known[number].is_behind for number in core.lessons if number in known):
+        return ["You have passed the core. Electives come in any order, as far as column After allows.", *lines]
+    return lines
 
 
 def say_what_is_next(desk: Desk) -> None:
@@ -75,21 +85,22 @@ def say_what_is_next(desk: Desk) -> None:
         desk.view.line("  " + line)
 
 
-def next_lesson(lessons: Sequence[Lesson], entries: Mapping[int, Entry]) -> Lesson | None:
-    """Return the lesson to go on with, or None if all are passed.
+def next_lesson(lessons: Sequence[Lesson], entries: Mapping[int, Entry], syllabus: Syllabus) -> Lesson | None:
+    """Return the lesson to go on with, or None if all are passed, at least in their core.
 
-    A lesson in progress comes first, then those after the last one passed (a student may begin in the middle), and
-    among these the ones whose `needs` are passed.
+    A lesson in progress comes first. Of the others, those come last that a student has gone past in the same track,
+    since one may begin in the middle, then those whose `needs` are not passed. The core comes before electives.
 
     Args:
         entries: the progress by lesson number.
     """
-    passed = {number for number, entry in entries.items() if entry.passed}
-    last = max(passed, default=-1)
+    passed = {number for number, entry in entries.items() if entry.is_behind}
 
-    def rank(lesson: Lesson) -> tuple[bool, bool, bool, int]:
-        number = lesson.number
-        return not entries[number].started, number < last, not passed.issuperset(lesson.needs), number
+    def rank(lesson: Lesson) -> tuple:
+        number, place = lesson.number, syllabus.place(lesson.number)
+        track = syllabus.track_of(number)
+        is_left_out = any(other in passed and syllabus.place(other) > place for other in track.lessons)
+        return not entries[number].started, is_left_out, not passed.issuperset(lesson.needs), place
 
     return min((lesson for lesson in lessons if lesson.number not in passed), key=rank, default=None)
 
@@ -98,7 +109,8 @@ def say_how_to_go_on(desk: Desk, lesson: Lesson) -> None:
     n = lesson.number
     desk.view.line(f"Read:    {desk.shown(lesson.page)}")
     for task in lesson.tasks:
-        desk.view.line(f"Task {task.number}:  {task.title}  ({task.symbols}, {task.size})")
+        more = ", beyond the core" if task.is_more else ""
+        desk.view.line(f"Task {task.number}:  {task.title}  ({task.symbols}, {task.size}{more})")
     desk.view.line(f"Then:    {COMMAND} check {n}     Expect red the first time: nothing is written yet.")
 
 

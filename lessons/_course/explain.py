@@ -3,7 +3,7 @@
 from lessons._course.advice import Advice
 from lessons._course.attribution import Attribution, Blame
 from lessons._course.catalog import Lesson, Task
-from lessons._course.checker import CHOSEN
+from lessons._course.explain_green import explain_green
 from lessons._course.explain_smoke import explain_smoke
 from lessons._course.headline import cause, happened, is_hang
 from lessons._course.messages import MOST_PITFALLS, counted, general_hints, likely_bugs, remarks
@@ -28,8 +28,8 @@ class Explainer:
 
     def advise(self, report: Report, problems: list[Problem]) -> Advice:
         """Pick what to fix first: the source text, then the first failing test, then an open task, then the tokens."""
-        if report.passed:
-            return self._green(report)
+        if report.is_right:
+            return explain_green(report, self.at)
         missing = [problem for problem in problems if problem.kind == "missing"]
         if missing:
             return self.problem(missing[0])
@@ -122,20 +122,6 @@ class Explainer:
         result = Result("course_error", None, input=bad.result.input, got=bad.result.got or bad.headline)
         headline = "The course's own code is broken here, not yours: please report it."
         return Advice(headline, lines=lines, failure=bad.failure, result=result)
-
-    def _green(self, report: Report) -> Advice:
-        count, n = counted(report.count("passed"), "test"), self.lesson.number
-        if not report.is_whole or report.smoke.text == CHOSEN:
-            done = ", ".join(str(number) for number in report.tasks_done)
-            whole = self.at.command("check", "   # the whole lesson")
-            task = report.tasks_done[-1] if report.tasks_done else None
-            return Advice(f"Task {done} is done: {count} passed.", commands=[whole], result=Result("done", task))
-        return Advice(
-            f"Lesson {n} passes: {count}" + (f", and {report.smoke.text}." if report.smoke.state == "equal" else "."),
-            lines=[f"NOT CHECKED: {line}" for line in report.not_checked],
-            commands=[self.at.command("diff", "   # compare your file with the reference")],
-            result=Result("passed"),
-        )
 
     def _next(self, task: Task, report: Report) -> Advice:
         """Name the task that is next; say first that the one before is done, if it has just been checked."""

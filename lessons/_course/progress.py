@@ -18,13 +18,14 @@ class Entry:
     """One lesson's progress.
 
     starters: for each module, the reference's `signatures` and `fingerprint` when the student started.
-    first_passed: survives a reset, unlike `passed`.
+    core_passed: when the core's tasks did; `passed` is for all of them. first_passed: survives a reset.
     """
 
     started: str = ""
     tasks_done: list[int] = field(default_factory=list)
     tests_passed: int = 0
     tests_total: int = 0
+    core_passed: str = ""
     passed: str = ""
     first_passed: str = ""
     not_checked: list[str] = field(default_factory=list)
@@ -43,6 +44,11 @@ class Entry:
     @property
     def solution_is_open(self) -> bool:
         return bool(self.first_passed) or self.gave_up
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the student can go on from here: the lesson passed, or its core."""
+        return bool(self.passed or self.core_passed)
 
     def fresh_start(self) -> "Entry":
         """Return the entry that remains after a reset."""

@@ -79,7 +79,7 @@ class TestResult:
 
 @dataclass
 class TaskReport:
-    """One task's result. state: done, failing, not written or NOT CHECKED."""
+    """One task's result. state: done, failing, not written, NOT CHECKED, or left out, with the reference's body."""
 
     task: Task
     state: str
@@ -109,6 +109,7 @@ class Report:
     focus: the task that the student is working on, if the check was ordered by it.
     is_whole: whether all tests were to run, and not only those of some tasks.
     done_before: the tasks that were done before this check.
+    filled: the tasks whose bodies were the reference's.
     """
 
     lesson: Lesson
@@ -120,18 +121,29 @@ class Report:
     focus: Task | None = None
     is_whole: bool = True
     done_before: list[int] = field(default_factory=list)
+    filled: frozenset[int] = frozenset()
 
     def count(self, *outcomes: str) -> int:
         return sum(result.outcome in outcomes for result in self.results)
 
     @property
     def passed(self) -> bool:
+        """Whether all of it is right, and nothing of it was the reference's."""
+        return self.is_right and not self.filled
+
+    @property
+    def core_passed(self) -> bool:
+        """Whether the whole lesson is right with no more of the reference's than what is beyond the core."""
+        return self.is_right and self.is_whole and not self.filled & self.lesson.core
+
+    @property
+    def is_right(self) -> bool:
         """Whether all tests that could run passed, no task is open, and the tokens, if compared, are equal."""
         return (
             not self.trouble
             and self.count("passed") > 0
             and self.count("failed", "hung", "not run") == 0
-            and all(report.state in ("done", "NOT CHECKED") for report in self.tasks)
+            and all(report.state in ("done", "NOT CHECKED", "left out") for report in self.tasks)
             and self.smoke.state in ("equal", "NOT CHECKED")
         )
 

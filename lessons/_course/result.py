@@ -7,7 +7,7 @@ from typing import Any
 from lessons._course.output import value
 from lessons._course.report import Failure
 
-STATUSES = ("passed", "done", "not_written", "failing", "error", "hung", "not_checked", "course_error")
+STATUSES = ("passed", "core", "stop", "done", "not_written", "failing", "error", "hung", "not_checked", "course_error")
 MOST_CALLS = 8
 
 
@@ -15,9 +15,10 @@ MOST_CALLS = 8
 class Result:
     """What a check found, about one task.
 
-    status: one of STATUSES. passed: the whole lesson. done: this task, while others are open. failing: an assertion
-        does not hold. error: the code raises, or Python stops. hung: it takes too long. not_checked: nothing could
-        be run. course_error: the course's own tests are broken.
+    status: one of STATUSES. passed: the whole lesson. core: its core. stop: all up to a stop, with the reference's
+        bodies for the rest. done: this task, while others are open. failing: an assertion does not hold. error: the
+        code raises, or Python stops. hung: it takes too long. not_checked: nothing could be run. course_error: the
+        course's own tests are broken.
     task: its number; None if the result is about the whole lesson. is_likely: whether the task is only a guess.
     input: what the test did. expected, got: the sides of the comparison that failed. hint: one sentence.
     """

@@ -16,6 +16,7 @@ from lessons._course.messages import counted
 from lessons._course.progress import Entry
 from lessons._course.report import Failure, Report
 from lessons._course.tables import Column, show
+from lessons._course.tracks import Syllabus
 from lessons._course.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -55,12 +56,15 @@ class View:
         """Print one line of plain text, never wrapped and never parsed as markup."""
         self.console.print(Text(text, style=style or ""), soft_wrap=True)
 
-    def overview(self, lessons: list[Lesson], entries: dict[str, Entry]) -> None:
-        """Print a row for each lesson: its number, title and minutes, what it needs, and how far the student is."""
-        rows = []
-        for lesson in lessons:
-            needs, state = ", ".join(map(str, lesson.needs)) or "–", progress_text(lesson, entries[lesson.id])
-            rows.append([str(lesson.number), lesson.title, str(lesson.minutes), needs, state])
+    def overview(self, syllabus: Syllabus, lessons: list[Lesson], entries: dict[str, Entry]) -> None:
+        """Print the tracks, with a row for each lesson: its minutes, what it needs, how far the student is."""
+        rows: list[list[str | Text]] = []
+        for track in syllabus.tracks:
+            own = track.of(lessons)
+            hours = f"{sum(lesson.core_minutes for lesson in own) / 60:.1f} hours"
+            rows += [[""] * len(OVERVIEW)] if rows else []
+            rows.append(["", Text.assemble((track.title, "bold"), f": {hours}"), "", "", ""])
+            rows += [lesson_row(lesson, entries[lesson.id]) for lesson in own]
         show(self.console, OVERVIEW, rows, keys=2, ruled=False)
 
     def report(self, report: Report) -> None:
@@ -162,11 +166,21 @@ def styled(state: str) -> Text:
     return Text.assemble((state, STYLES.get(state, "")))
 
 
+def lesson_row(lesson: Lesson, entry: Entry) -> list[str | Text]:
+    minutes = str(lesson.core_minutes)
+    if lesson.minutes > lesson.core_minutes:
+        minutes += f"–{lesson.minutes}"
+    needs = ", ".join(map(str, lesson.needs)) or "–"
+    return [str(lesson.number), lesson.title, minutes, needs, progress_text(lesson, entry)]
+
+
 def progress_text(lesson: Lesson, entry: Entry) -> Text:
-    """Return "passed", "2 of 5 tasks" or "not started", and how much was not checked."""
+    """Return "passed", "core passed", "2 of 5 tasks" or "not started", and how much was not checked."""
     if entry.passed:
         rest = f", {len(entry.not_checked)} NOT CHECKED" if entry.not_checked else ""
         return Text.assemble(("passed", "green"), f" {entry.passed}", (rest, "yellow"))
+    if entry.core_passed:
+        return Text.assemble(("core passed", "green"), f" {entry.core_passed}")
     if entry.started:
         known = {task.number for task in lesson.tasks}
         return Text(f"{len(known & set(entry.tasks_done))} of {len(lesson.tasks)} tasks")

@@ -41,6 +41,7 @@ class Verdict:
             "lesson": report.lesson.number,
             "id": report.lesson.id,
             "passed": report.passed,
+            "core_passed": report.core_passed,
             "tasks": [{"number": x.task.number, "title": x.task.title, "state": x.state} for x in report.tasks],
             "tests": tests | {"total": len(report.results)},
             "smoke": asdict(report.smoke),
@@ -59,6 +60,7 @@ def judge(
     *,
     task: int | None = None,
     everything: bool = False,
+    core: bool = False,
     seconds: float = TOTAL_SECONDS,
     test_seconds: float | None = None,
     launch: Launch = Spawned,
@@ -70,6 +72,7 @@ def judge(
     Args:
         task: check only this task.
         everything: run all tests, whatever fails.
+        core: check the core's tasks only; the others' bodies are the reference's.
 
     Raises:
         CourseError: the student has not started, or the task does not exist.
@@ -85,7 +88,7 @@ def judge(
         return Verdict(not_run(lesson), explainer.problem(broken), notes)
     blank = unwritten(lesson, files)
     if task is not None or not everything:
-        plan = plan or plan_of(lesson, entry.tasks_done, blank)
+        plan = plan or plan_of(lesson, entry.tasks_done, blank, core)
         if task in blank or not plan.tasks:
             open_task = lesson.task(task) if task is not None else plan.focus
             assert open_task is not None, "a plan without tasks has a focus"
@@ -107,7 +110,7 @@ def settled(report: Report, entry: Entry, blank: set[int], task: int | None) -> 
     """Complete the report by what is known without running: unwritten tasks, and earlier checks of the others."""
     report.done_before = [number for number in entry.tasks_done if number not in blank]
     for found in report.tasks:
-        if found.task.number in blank:
+        if found.task.number in blank - report.filled:
             found.state = "not written"
         elif found.state == "NOT CHECKED" and {r.outcome for r in found.results} <= {"not run"}:
             found.state = "done" if found.task.number in report.done_before and report.focus else found.state
@@ -157,20 +160,31 @@ def keep(progress: Progress, lesson: Lesson, entry: Entry, report: Report, task:
     if task is not None:
         entry.tasks_done = sorted(set(entry.tasks_done) - {task} | set(report.tasks_done))
     else:
-        entry.tasks_done = report.tasks_done
-    if report.is_whole and task is None and not report.count("not run") and report.results:
+        entry.tasks_done = sorted({*report.tasks_done, *report.filled.intersection(report.done_before)})
+    if report.is_whole and task is None and not (report.count("not run") or report.filled) and report.results:
         entry.tests_passed, entry.tests_total = report.count("passed"), len(report.results)
     if task is None:
-        entry.not_checked = report.not_checked if report.passed else []
-        entry.passed = today() if report.passed else ""
-        entry.first_passed = entry.first_passed or entry.passed
+        date_passes(entry, report)
     entry.started = entry.started or today()
     progress.save(lesson, entry)
 
 
+def date_passes(entry: Entry, report: Report) -> None:
+    """Date what has passed, the core or all of it, and withdraw what no longer does."""
+    if report.passed:
+        entry.passed, entry.not_checked = today(), report.not_checked
+    elif not (report.core_passed and report.filled <= set(report.done_before)):  # those were not looked at
+        entry.passed, entry.not_checked = "", []
+    if report.core_passed:
+        entry.core_passed = today()
+    elif not report.lesson.core <= set(entry.tasks_done):
+        entry.core_passed = ""
+    entry.first_passed = entry.first_passed or entry.passed
+
+
 def _left_over(explainer: Explainer, report: Report, found: list[Problem]) -> list[Advice]:
     """Return what is odd about files whose tests pass anyway, as notes."""
-    if not report.passed:
+    if not report.is_right:
         return []
     printed = [explainer.printed(report.smoke.printed)] if report.smoke.printed else []
     return [*(explainer.problem(problem) for problem in found), *printed]

@@ -172,6 +172,12 @@ modules = ["mini_engine/kv/later.py"]
 tests = ["tests/l1"]
 """
 
+TRACKS = """[tracks.core]
+title = "Core"
+idea = "a toy"
+lessons = [0, 1]
+"""
+
 PYPROJECT = """[tool.pytest.ini_options]
 addopts = "--import-mode=importlib"
 pythonpath = ["."]
@@ -190,6 +196,7 @@ FILES = {
     "lessons/l0_toy/README.md": "# Seats\n",
     "lessons/l1_later/lesson.toml": LATER,
     "lessons/l1_later/README.md": "# Later\n",
+    "lessons/tracks.toml": TRACKS,
     "pyproject.toml": PYPROJECT,
 }
 
