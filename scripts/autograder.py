@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     work = work_folder(args.submission or Path(form.submission))
     results = args.results or Path(form.results)
     jobs = counted(lessons, lambda lesson: f"lesson {lesson.number}")
-    found = [grade(lesson, places, work, args.time_limit) for lesson in jobs]
+    found = [grade(lesson, places, work, args.time_limit, args.core) for lesson in jobs]
     write(results, json.dumps(form.make(found), indent=2) + "\n")
     points, most = totals(found)
     print(f"{points} of {most} points, in {results}")
@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
 def main(argv=None) -> int:
     parser = OneLineParser(prog="python scripts/autograder.py", description=description(__doc__))
     parser.add_argument("--lessons", required=True, metavar="0,2", help="the lessons to grade")
+    parser.add_argument("--core", action="store_true", help="only the tasks of the lessons' core count")
     parser.add_argument("--format", choices=FORMATS, default="gradescope", help="grading system (default: %(default)s)")
     parser.add_argument(
         "--submission", type=Path, metavar="FOLDER", help="default: /autograder/submission, or the current folder"

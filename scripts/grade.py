@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     jobs = [(student, work, lesson) for student, work in folders.items() for lesson in lessons]
     found: dict[str, list[Graded]] = {student: [] for student in folders}
     for student, work, lesson in counted(jobs, lambda job: f"{job[0]}, lesson {job[2].number}"):
-        found[student].append(grade(lesson, places, work, args.time_limit))
+        found[student].append(grade(lesson, places, work, args.time_limit, args.core))
     if args.summary:
         alone = len(found) == 1
         write(args.summary, "\n".join(markdown(one, "" if alone else who) for who, one in found.items()), more=True)
@@ -102,6 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python scripts/grade.py", description=description(__doc__))
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a student's submission")
     parser.add_argument("--lessons", required=True, metavar="0,2", help="the lessons to grade")
+    parser.add_argument("--core", action="store_true", help="only the tasks of the lessons' core count")
     parser.add_argument(
         "--time-limit",
         type=seconds,

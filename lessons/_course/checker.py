@@ -168,7 +168,8 @@ class Check:
         if self.plan is None:
             return self.only or list(self.lesson.tests)
         files = [file for number in self.plan.tasks if number for file in self.test_files[number]]
-        return ["-x", *(self.lesson.tests if self.plan.is_whole else dict.fromkeys(files))]
+        first = ["-x"] if self.plan.ends_early else []
+        return [*first, *(self.lesson.tests if self.plan.is_whole else dict.fromkeys(files))]
 
     def _first_task_passed(self) -> bool:
         assert self.plan is not None
@@ -251,7 +252,7 @@ class Check:
             return f"task {open_tasks} is not written" if len(blank) == 1 else f"tasks {open_tasks} are not written"
         if self.report.trouble or self.report.count("hung", "not run"):
             return "the tests did not finish"
-        if self.plan and self.report.first_bad:
+        if self.plan and self.plan.ends_early and self.report.first_bad:
             return STOPPED
         if "passed" not in self._outcomes():
             return "no test passed"

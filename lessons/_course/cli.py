@@ -79,8 +79,8 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
 def add_check_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--task", metavar="K", type=whole_number(1), help="run only the tests of task K")
-    what.add_argument("--core", action="store_true", help="the core's tasks only; the others are the reference's")
     what.add_argument("--all", dest="everything", action="store_true", help="run everything, whatever fails")
+    parser.add_argument("--core", action="store_true", help="the core's tasks only; the others are the reference's")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the first failure in full")
     parser.add_argument(
         "--time-limit",

@@ -75,6 +75,8 @@ def check(
     """Check your files, the next task first, up to the first failure. Exits with 0 if all that it asks for passes."""
     desk = Desk()
     lesson, _ = desk.lesson(number)
+    if task is not None and core:
+        raise CourseError("--task K checks one task, --core all of the core's; give one of them")
     if trace:
         from lessons._course.trace import show_own_run
 

@@ -14,13 +14,14 @@ class Plan:
 
     focus: the task that the student is working on; None if every task is done.
     tasks: the tasks whose tests run, in this order; REST among them if the whole lesson runs, with its smoke script.
-        The check ends at the first failure.
     filled: the tasks whose bodies are the reference's: at a stop those that come after it, or all but the core's.
+    ends_early: whether the check ends at the first failure.
     """
 
     focus: Task | None
     tasks: tuple[int | None, ...]
     filled: frozenset[int] = frozenset()
+    ends_early: bool = True
 
     @property
     def is_whole(self) -> bool:
@@ -48,6 +49,12 @@ def plan_of(lesson: Lesson, done: Collection[int], blank: Collection[int], core:
         return Plan(next(task for task in lesson.tasks if task.number in blank), ())
     numbers = [task.number for task in [*new[:1], *old, *new[1:]]]
     return Plan(new[0] if new else None, (*numbers, *([] if blank else [REST])), filled)
+
+
+def whole_core(lesson: Lesson) -> Plan:
+    """Return a plan that runs everything of the core, whatever fails."""
+    core = sorted(lesson.core)
+    return Plan(None, (*core, REST), frozenset(task.number for task in lesson.tasks) - lesson.core, ends_early=False)
 
 
 def is_stop(lesson: Lesson, blank: Collection[int]) -> bool:

@@ -11,7 +11,7 @@ from lessons._course.checker import Check
 from lessons._course.event_log import Watcher
 from lessons._course.explain import Explainer
 from lessons._course.limits import TOTAL_SECONDS
-from lessons._course.order import Plan, plan_of
+from lessons._course.order import Plan, plan_of, whole_core
 from lessons._course.places import COMMAND, CourseError, Places
 from lessons._course.progress import Entry, Progress, today
 from lessons._course.report import Report, TaskReport
@@ -87,7 +87,9 @@ def judge(
     if broken:
         return Verdict(not_run(lesson), explainer.problem(broken), notes)
     blank = unwritten(lesson, files)
-    if task is not None or not everything:
+    if everything and core:
+        plan = whole_core(lesson)
+    elif task is not None or not everything:
         plan = plan or plan_of(lesson, entry.tasks_done, blank, core)
         if task in blank or not plan.tasks:
             open_task = lesson.task(task) if task is not None else plan.focus

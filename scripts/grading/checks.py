@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,14 +36,21 @@ def work_folder(path: Path) -> Path:
     return path / "work" if (path / "work").is_dir() else path
 
 
-def grade(lesson: Lesson, places: Places, work: Path, seconds: float) -> Graded:
-    """Check one lesson of one student and return the points. Whatever the student's code does, this returns."""
+def grade(lesson: Lesson, places: Places, work: Path, seconds: float, core: bool = False) -> Graded:
+    """Check one lesson of one student and return the points. Whatever the student's code does, this returns.
+
+    Args:
+        core: whether only the core's tasks count.
+    """
+    if core:
+        lesson = replace(lesson, tasks=tuple(task for task in lesson.tasks if not task.is_more))
     folder = work / f"l{lesson.number}"
     if not folder.is_dir() or folder.is_symlink():
         return nothing(lesson, f"Nothing was handed in: there is no folder {folder.name}.", "not handed in")
     with TemporaryDirectory(prefix="kv-grading-", ignore_cleanup_errors=True) as kept:
         copy_sources(folder, Path(kept) / folder.name)
-        return checked(lesson, places, Path(kept), seconds)
+        found = verdict_of(lesson, places, Path(kept), seconds, "--all", *(["--core"] if core else []))
+        return nothing(lesson, found) if isinstance(found, str) else graded(lesson, found)
 
 
 def copy_sources(source: Path, target: Path) -> None:
@@ -53,12 +61,6 @@ def copy_sources(source: Path, target: Path) -> None:
             copy = target / path.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
-
-
-def checked(lesson: Lesson, places: Places, work: Path, seconds: float) -> Graded:
-    """Check everything with `work` as the student's folder, and return the points."""
-    found = verdict_of(lesson, places, work, seconds, "--all")
-    return nothing(lesson, found) if isinstance(found, str) else graded(lesson, found)
 
 
 def verdict_of(lesson: Lesson, places: Places, work: Path, seconds: float, *options: str) -> dict | str:

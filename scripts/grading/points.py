@@ -57,14 +57,15 @@ class Graded:
 
 
 def graded(lesson: Lesson, verdict: Mapping[str, Any]) -> Graded:
-    """Turn the output of `check N --all --json` into points."""
+    """Turn the output of `check N --all --json`, perhaps with `--core`, into points for the tasks of `lesson`."""
+    is_right = verdict["passed"] or verdict["result"]["status"] == "core"
     states = {found["number"]: found["state"] for found in verdict["tasks"]}
     tokens = verdict["smoke"]["state"]
     return Graded(
         lesson.number,
         lesson.title,
         items_of(lesson, states, tokens),
-        "" if verdict["passed"] else finding_of(verdict["advice"]),
+        "" if is_right else finding_of(verdict["advice"]),
         float(verdict["seconds"]),
     )
 

@@ -1,7 +1,6 @@
-"""Course machinery. The front page's map: the lessons in five tracks, each with its time, its needs and its gain.
+"""Course machinery. The front page's map: the core and the tracks, each lesson with its time, its needs and its gain.
 
-Everything comes from lesson.toml and mkdocs.yml, so a new lesson appears automatically: in its track, or in the last
-    one.
+Everything comes from tracks.toml, lesson.toml and mkdocs.yml, so a new lesson appears automatically.
 """
 
 from html import escape
@@ -13,16 +12,11 @@ import yaml
 
 from lessons._course.catalog import Lesson, read_lessons
 from lessons._course.places import Places
+from lessons._course.tracks import Plan, Track, read_syllabus
 
 PARTIAL = ROOT / "site" / "theme" / "partials" / "tracks.html"
 MORE = '<label class="kv-map__more"><input type="checkbox"> Show what each needs and what it bought</label>'  # phones
-TRACKS = {  # name: its topic, its lessons, its colour
-    "Core": ("an engine that serves many users", range(9), "a"),
-    "Speed": ("the same tokens, sooner", (9, 10, 14), "b"),
-    "Models": ("other kinds of layers", (11, 15, 16), "c"),
-    "Memory": ("more tokens in less of it", (12, 17, 20), "d"),
-    "Machines": ("more than one process", (13, 18, 19), "e"),
-}
+SHADES = "abcdefg"
 
 
 def bought() -> dict[str, str]:
@@ -31,29 +25,64 @@ def bought() -> dict[str, str]:
     return {place: about["bought"] for place, about in pages.items() if "bought" in about}
 
 
+def hours(lessons: list[Lesson]) -> str:
+    """Return the time that the lessons' core takes: "11.5 hours"."""
+    return f"{sum(lesson.core_minutes for lesson in lessons) / 60:.1f} hours".replace(".0", "")
+
+
+def minutes(lesson: Lesson) -> str:
+    """Return "90 minutes", or "150 to 200" if a part of the lesson is beyond its core."""
+    whole = f" to {lesson.minutes}" if lesson.minutes > lesson.core_minutes else ""
+    return f"{lesson.core_minutes}{whole} minutes"
+
+
+def link(lesson: Lesson) -> str:
+    return f"{{{{ '{lesson.id}/' | url }}}}"
+
+
 def stop(lesson: Lesson, told: dict[str, str]) -> str:
-    """Return a lesson as a stop on the map. Each needs the previous one, unless it says otherwise."""
-    numbers = [str(need).partition("_")[0].removeprefix("l") for need in lesson.needs]
-    needs = f"needs {', '.join(numbers)}" if numbers else "needs nothing"
-    minutes = f"{lesson.minutes} minutes"
+    """Return a lesson as a stop on the map."""
+    needs = f"needs {', '.join(map(str, lesson.needs))}" if lesson.needs else "needs nothing"
     return (
-        f"<li><a href=\"{{{{ '{lesson.id}/' | url }}}}\"><b>{lesson.number}</b> <span>{escape(lesson.title)}</span></a>"
-        f"<small>{minutes}, {needs}</small><p>{escape(told.get(f'{lesson.id}/', ''))}</p></li>"
+        f'<li><a href="{link(lesson)}"><b>{lesson.number}</b> <span>{escape(lesson.title)}</span></a>'
+        f"<small>{minutes(lesson)}, {needs}</small><p>{escape(told.get(f'{lesson.id}/', ''))}</p></li>"
     )
+
+
+def section(track: Track, shade: str, lessons: list[Lesson], told: dict[str, str]) -> str:
+    own = track.of(lessons)
+    stops = "\n".join(stop(lesson, told) for lesson in own)
+    head = f"<h3>{track.title} <small>{escape(track.idea)}, {hours(own)}</small></h3>"
+    return f'<section class="{shade}">{head}\n<ol>\n{stops}\n</ol></section>'
+
+
+def in_words(numbers: tuple[int, ...], last: str = "and") -> str:
+    """Return "0, 1 and 2"."""
+    *first, final = map(str, numbers)
+    return f"{', '.join(first)} {last} {final}" if first else final
+
+
+def plan_in_words(plan: Plan) -> str:
+    """Return "lessons 0, 1 and 2, and the page of 3"."""
+    text = f"lessons {in_words(plan.lessons)}"
+    if plan.read:
+        text += f", and the page of {in_words(plan.read)}"
+    return text + (f", then {in_words(plan.then, 'or')}" if plan.then else "")
+
+
+def plans(of: tuple[Plan, ...]) -> str:
+    rows = "\n".join(f"<dt>{plan.hours} hours</dt><dd>{plan_in_words(plan).capitalize()}</dd>" for plan in of)
+    return f'<section class="kv-plans"><h3>How much time have you?</h3>\n<dl>\n{rows}\n</dl></section>'
 
 
 def tracks() -> str:
     """Return the map as a partial of the theme."""
-    lessons, told = read_lessons(Places.find()), bought()
-    placed = {number for _, numbers, _ in TRACKS.values() for number in numbers}
-    parts = []
-    for name, (about, numbers, shade) in TRACKS.items():
-        is_last = name == list(TRACKS)[-1]
-        own = [one for one in lessons if one.number in numbers or (is_last and one.number not in placed)]
-        stops = "\n".join(stop(lesson, told) for lesson in own)
-        parts.append(f'<section class="{shade}"><h3>{name} <small>{about}</small></h3>\n<ol>\n{stops}\n</ol></section>')
+    places, told = Places.find(), bought()
+    lessons = read_lessons(places)
+    syllabus = read_syllabus(places, lessons)
+    parts = [section(track, shade, lessons, told) for track, shade in zip(syllabus.tracks, SHADES, strict=False)]
     head = f'{{#- Written by scripts/pages/tracks.py. -#}}\n<div class="kv-map">\n{MORE}\n'
-    return head + "\n".join(parts) + "\n</div>\n"
+    return head + "\n".join([*parts, plans(syllabus.plans)]) + "\n</div>\n"
 
 
 def files() -> dict[Path, str]:

@@ -72,6 +72,16 @@ def test_a_half_solved_folder_gets_the_points_of_what_is_right(toy):
     assert earned(graded(toy)) == [("done", 10), ("not written", 0), ("done", 10), ("not checked", 0)]
 
 
+def test_of_the_core_alone_the_tasks_beyond_it_neither_count_nor_stand_in_the_way_of_the_tokens(toy):
+    toy.edit("lessons/l0_toy/lesson.toml", "[tasks.3]", "[tasks.3]\nmore = true")
+    toy.write(1, 2)
+    found = grade(toy.lesson, toy.places, toy.places.work, 60, core=True)
+    assert earned(found) == [("done", 10)] * 2 + [("equal", 10)] and not found.finding
+    toy.write(2)
+    found = grade(toy.lesson, toy.places, toy.places.work, 60, core=True)
+    assert earned(found) == [("not written", 0), ("done", 10), ("not checked", 0)] and "Task 1" in found.finding
+
+
 def test_a_wrong_task_costs_its_points_and_is_explained(toy):
     toy.write_wrong("self.free[:n], self.free[n:]", "self.free[-n:], self.free[:-n]")
     found = graded(toy)

@@ -12,9 +12,11 @@ from scripts.pages.ladder import read_report
 from scripts.website.browser import visiting
 
 import pytest
+import yaml
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
+from lessons._course.tracks import read_syllabus
 from tests.course.site_fixtures import PATIENCE_MS
 from tests.course.test_live import needs_python
 
@@ -38,7 +40,18 @@ def test_the_first_screen_s_figures_are_the_ladder_s_and_the_lessons():
     speeds = [f"{row['new tokens/s']:,.0f}" for row in read_report().rows]
     (title,), (facts,) = (re.findall(rf'class="kv-hero__{name}">([^<]*)<', HERO) for name in ("title", "facts"))
     assert numbers(title) == [speeds[0], speeds[-1]], "write the ladder's first and last speed into the title"
-    assert numbers(facts) == [str(round(sum(lesson.minutes for lesson in LESSONS) / 60))], "write the lessons' hours"
+    core = read_syllabus(Places.find(), LESSONS).core.of(LESSONS)
+    assert numbers(facts) == [str(round(sum(lesson.core_minutes for lesson in core) / 60))], "write the core's hours"
+
+
+def test_the_website_s_menu_has_every_lesson_in_its_track():
+    menu = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["nav"]
+    shown = {
+        name: [int(title.split(".")[0]) for page in pages for title in page]
+        for part in menu[1:-1]
+        for name, pages in part.items()
+    }
+    assert shown == {track.title: list(track.lessons) for track in read_syllabus(Places.find(), LESSONS).tracks}
 
 
 def test_what_a_lesson_bought_has_the_ladder_s_figures():

@@ -38,6 +38,24 @@ each_bug = pytest.mark.parametrize(
     [pytest.param(lesson, bug, id=f"{lesson.id}-{bug.pitfall}") for lesson in LESSONS for bug in lesson.bugs],
 )
 
+STOPS = {
+    f"{lesson.id}-{stop.last_task}": (lesson, range(1, stop.last_task + 1))
+    for lesson in LESSONS
+    for stop in lesson.sittings[:-1]
+}
+CORES = {
+    f"{lesson.id}-core": (lesson, sorted(lesson.core)) for lesson in LESSONS if len(lesson.core) < len(lesson.tasks)
+}
+each_part = pytest.mark.parametrize(
+    ("lesson", "tasks"), [pytest.param(*part, id=name) for name, part in (STOPS | CORES).items()]
+)
+
+
+def run_part(lesson: Lesson, tasks: list[int], *, folder, launch) -> Verdict:
+    written(lesson, folder, tasks)
+    options = {"launch": launch, "seconds": PATIENCE, "test_seconds": PATIENCE, "blocked": of_later_lessons(lesson)}
+    return judge(lesson, Places(PLACES.root, folder), Progress(folder), **options)
+
 
 def run_task(lesson: Lesson, task: Task, *, folder, launch) -> Report:
     files = written(lesson, folder, [task.number])
@@ -122,6 +140,15 @@ def test_a_student_gets_from_red_to_green(lesson, found):
     assert verdict.report.smoke.state == "equal", failures(verdict.report)
     assert found.same, "with every task written, the student's file must equal the reference"
     assert len(found.kept) == len(lesson.modules) == len(found.again), "a reset must keep the old files and start over"
+
+
+@pytest.mark.nightly
+@each_part
+@ahead(run_part)
+def test_a_check_is_green_at_each_stop_and_with_the_core_alone(lesson, tasks, found):
+    assert found.advice.result.status == ("core" if lesson.core <= set(tasks) else "stop"), failures(found.report)
+    assert found.report.smoke.state == "equal", failures(found.report)
+    assert found.report.filled == {task.number for task in lesson.tasks} - set(tasks)
 
 
 def starter_is_red(lesson: Lesson, first: tuple[Verdict, list[int]]) -> None:

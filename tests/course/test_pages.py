@@ -31,6 +31,7 @@ read = cache(Page.read)
 PAGES = {path.relative_to(ROOT).as_posix(): read(path) for path in find_pages(ROOT)}
 SCRIPTS = [path.read_text(encoding="utf-8") for path in (ROOT / "scripts").rglob("*.py")]
 LESSONS = [lesson for lesson in read_lessons(PLACES) if lesson.page.exists()]
+COUNTS = ("", "one", "two", "three", "four")
 SECTIONS = [
     "The pain", "Guess first", "The idea", "Shapes", "What changes, what must not", "Your tasks", "What must hold",
     "Checkpoint", "What it bought", "Pitfalls", "Questions", "In vLLM and SGLang", "Next",
@@ -87,6 +88,23 @@ def test_a_lessons_page_names_each_task_and_where_it_is(lesson):
             assert re.search(rf"(?<!\d){task.number}\b[^\n]*{re.escape(name)}", section), (
                 f"task {task.number}, {target.symbol}, has no line of its own in 'Your tasks'"
             )
+
+
+@each_lesson
+def test_a_lessons_page_tells_its_time_its_stops_and_what_is_beyond_the_core(lesson):
+    """As in lesson.toml; no sitting is longer than an hour and a half."""
+    page = read(lesson.page)
+    head = next(line for _, line in page.prose[1:] if line.strip())
+    told = re.match(r"(\d+) minutes(?:, in (\w+) sittings)? · needs (.*?) · ", head)
+    assert told, f"the first line is {head!r}; begin with '45 minutes · needs … · '"
+    assert int(told[1]) == lesson.minutes and (told[2] or "one") == COUNTS[len(lesson.sittings)]
+    assert tuple(map(int, re.findall(r"\[lesson (\d+)\]", told[3]))) == lesson.needs
+    assert max(sitting.minutes for sitting in lesson.sittings) <= 90
+    section = page.section("Your tasks")
+    more = {int(number) for number in re.findall(r"^\| (\d+)[^|]*\(more\)", section, re.MULTILINE)}
+    stops = [int(number) for number in re.findall(r"Stop after task (\d+)", section)]
+    assert more == {task.number for task in lesson.tasks} - lesson.core
+    assert stops == [sitting.last_task for sitting in lesson.sittings[:-1]]
 
 
 @each_lesson

@@ -7,7 +7,7 @@
   const numberOf = (lesson) => Number(/\d+/.exec(lesson)[0]);
   const page = document.querySelector("[data-page]");
   const here = page && page.classList.contains("kv-lesson") ? lessonOf(page.dataset.page) : undefined;
-  const stops = () => [...document.querySelectorAll(".kv-map a")].sort((a, b) => numberOf(lessonOf(a.href)) - numberOf(lessonOf(b.href)));
+  const stops = () => [...document.querySelectorAll(".kv-map li a")]; // the core first
 
   function read() {
     try {
