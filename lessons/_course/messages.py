@@ -23,6 +23,10 @@ HINTS = (
         "Two shapes do not match: print both just before that line and compare them with 'Shapes' on the page.",
     ),
     (
+        r"same dtype|scalar type \w*(Float|Half|Double) but found \w*(Float|Half|Double)",
+        "Two floating-point dtypes meet in one operation: cast one side to the dtype that the docstring names.",
+    ),
+    (
         r"expected .*(Long|Int)|tensors used as indices must be|dtype",
         "A tensor has the wrong dtype: torch indices are int64, a kernel's tables int32.",
     ),

@@ -88,7 +88,8 @@ def attend_blocks(
     Args:
         q, q_rope: `[q_len, H, rank]` and `[q_len, H, rope]`. Query i sees latents 0 … kv_len - q_len + i.
         blocks: the sequence's row of the block table. Entries past the blocks of its kv_len latents may hold anything.
-        widen: turns rows of a cache into vectors; called as widen(rows, rank, torch.float32), once for each block.
+        widen: turns rows `[n, 1, …]` of a cache into vectors `[n, 1, dim]` of a dtype: widen(rows, dim, torch.float32),
+            once for each block. Caches may be in bfloat16, or hold bytes (lesson 17).
 
     Returns:
         `[q_len, H, rank]` in float32.
@@ -103,8 +104,8 @@ def attend_blocks(
         if block < 0:
             raise IndexError(f"block {block} is not in the cache; torch would take the last one")
         size = min(block_size, kv_len - start)
-        c = widen(c_cache[block, :size], q.shape[2], torch.float32)[:, 0].float()  # [size, rank], for all heads
-        r = widen(r_cache[block, :size], q_rope.shape[2], torch.float32)[:, 0].float()
+        c = widen(c_cache[block, :size], q.shape[2], torch.float32)[:, 0]  # [size, rank], for all heads
+        r = widen(r_cache[block, :size], q_rope.shape[2], torch.float32)[:, 0]
         scores = hide_later(q @ c.T + q_rope @ r.T, start, kv_len)
         sums.add(scores, lambda weights, c=c: weights @ c)
     return sums.result()

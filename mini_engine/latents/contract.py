@@ -28,8 +28,8 @@ Widen = Callable[[Tensor, int, torch.dtype], Tensor]
 
 
 def as_it_is(rows: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Return the rows of a cache of vectors unchanged."""
-    return rows
+    """Return the rows of a cache of vectors, which are the vectors, in this dtype."""
+    return rows.to(dtype)
 
 
 @dataclass(frozen=True)

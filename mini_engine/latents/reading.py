@@ -68,7 +68,7 @@ def expanded_attention(
     Args:
         q: `[q_len, H, nope + rope]`. Query i sees tokens 0 … kv_len - q_len + i.
         caches: one layer's latents and rotary keys. block_ids: `[max_blocks]`, the sequence's row of the block table.
-        widen: turns rows of the caches into vectors.
+        widen: turns rows of the caches into vectors: the kernel's own, `kernel.widen`.
 
     Returns:
         `[q_len, H, v]` in float32.

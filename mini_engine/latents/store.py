@@ -27,6 +27,8 @@ class LatentKv(StoreAround):
         """Return attention of q `[T, H, nope + rope]`, each sequence over its own latents.
 
         Sequences for which `expanding_pays` holds are read by `expanded_attention`, all others together by `absorbed`.
+        Both read the rows of the caches as the kernel does: `expanded_attention` needs `self.kernel.widen` (lesson 17's
+        caches hold bytes).
         If q has as many rows as there are sequences, it is a decode step: all are absorbed, and no lengths are read,
         because on a GPU that would wait for everything launched before.
 

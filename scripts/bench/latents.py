@@ -3,6 +3,7 @@
     bytes     per token in public models
     requests  the number that run at once in the same pool
     reading   one layer's attention, expanded and absorbed, by the length of the query and of the history
+    crossing  the same for one large shape and history: from how many queries on expanding is faster
     step      decode with all latents expanded, and with none
 
 The first two count. The others run random weights, which take as long as trained ones.
@@ -15,13 +16,14 @@ from typing import Any
 
 from scripts.bench.common import Report
 from scripts.bench.latents_counts import model_rows, request_rows
-from scripts.bench.latents_speed import SHAPES, crossing_rows, reading_rows, step_rows
+from scripts.bench.latents_crossing import CASE, crossing_rows, draw_growing, growing_crossing, growing_rows
+from scripts.bench.latents_speed import SHAPES, reading_rows, step_rows
 from scripts.bench.options import add_choice, add_dtype, add_threads
 
 from mini_engine.base.errors import UserError
 from mini_engine.cli.parser import whole_number
 
-PARTS = ("bytes", "requests", "reading", "step")
+PARTS = ("bytes", "requests", "reading", "crossing", "step")
 
 
 def add_arguments(parser) -> None:
@@ -30,6 +32,7 @@ def add_arguments(parser) -> None:
     add_dtype(parser, "float32")
     add_threads(parser, 1)
     parser.add_argument("--length", type=whole_number(1), default=32_768, metavar="N", help="of bytes (default: 32768)")
+    parser.add_argument("--guess", type=whole_number(1), metavar="Q", help="queries at which you expect the crossing")
     parser.add_argument("--kernel", default="auto", help="that reads latents: auto, torch, cpu, … (default: auto)")
 
 
@@ -39,21 +42,28 @@ def run(args: Namespace) -> Report:
         "bytes": lambda: model_rows(args.length),
         "requests": lambda: request_rows(args.quick),
         "reading": lambda: reading_rows(args),
+        "crossing": lambda: growing_rows(args),
         "step": lambda: step_rows(args),
     }
     rows = [{"part": part} | row for part in args.parts for row in measure[part]()]
-    notes = [f"{name}: {shape.words}" for name, shape in SHAPES.items()] if {"reading", "step"} & {*args.parts} else []
-    return Report("latents", rows, notes, more=crossing_rows(rows))
+    names = SHAPES if {"reading", "step"} & {*args.parts} else [CASE] if "crossing" in args.parts else []
+    notes = [f"{name}: {SHAPES[name].words}" for name in names]
+    grown = [row for row in rows if row["part"] == "crossing"]
+    more = crossing_rows(rows) + (growing_crossing(grown, args.guess) if grown else [])
+    return Report("latents", rows, notes, more=more)
 
 
 def draw(report: Report, path: Path) -> None:
-    """Draw how much longer expanding takes than absorbing, by the length of the query, measured and counted."""
+    """Draw how much longer expanding takes than absorbing, by the length of the query; or where the two cross."""
     from scripts.bench.plot import BAR, MUTED, SERIES, canvas
 
     name, shape = list(SHAPES.items())[-1]
     rows = [row for row in report.rows if row["part"] == "reading" and row["case"] == name and row["sequences"] == 1]
+    grown = [row for row in report.rows if row["part"] == "crossing"]
+    if grown and not rows:
+        return draw_growing(grown, report.more[-1], path)
     if not rows:
-        raise UserError("only the part 'reading' can be drawn; add --parts reading, or leave out --plot")
+        raise UserError("the parts 'reading' and 'crossing' can be drawn; add one of them, or leave out --plot")
     words = (
         "Time of expanded attention by that of absorbed attention, against the number of queries: far above 1 for one "
         "query, below 1 from a hundred to two hundred queries on; measured beside counted"

@@ -7,7 +7,6 @@ import math
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
 from typing import Any
 
 from scripts.bench.behind import decoding, prefill, random_kv, with_random_weights
@@ -26,7 +25,7 @@ from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.latents.latent_config import LatentConfig
 from mini_engine.latents.model import latent_model
-from mini_engine.latents.reading import expanded_attention, expanding_pays, multiplications
+from mini_engine.latents.reading import expanded_attention, multiplications
 from mini_engine.latents.store import LatentKv
 
 BLOCK_SIZE, NEW = 16, 4
@@ -145,55 +144,32 @@ def expand_all(store: LatentKv, layer: int, q: Tensor, kv_b: Tensor, batch: Batc
 
 def reading_rows(args: Namespace) -> list[dict[str, Any]]:
     """Return milliseconds of both ways: decode by batch and history, and chunks by the length of the query."""
-    rounds = args.rounds or (3 if args.quick else 7)
     rows = []
     for name, shape in SHAPES.items():
         cases = [(batch, 1, kv_len) for batch in (1, 8) for kv_len in shape.decode]
         cases += [(1, q_len, kv_len) for kv_len in shape.chunks for q_len in shape.q_lens if q_len <= kv_len]
         for batch, q_len, kv_len in dict.fromkeys(cases[::3] if args.quick else cases):
-            one = OneLayer(shape.config, args, batch, q_len, kv_len)
-            with torch.inference_mode():
-                contenders = {EXPANDED: one.expanded, ABSORBED: one.absorbed}
-                timings = take_turns(contenders, rounds, f"{name}, {q_len} of {kv_len}", clock_of(args))
-            slow, fast = timings[EXPANDED], timings[ABSORBED]
-            counted = multiplications(shape.config, q_len, kv_len)
-            rows.append(
-                {
-                    "case": name,
-                    "sequences": batch,
-                    "queries": q_len,
-                    "tokens": kv_len,
-                    "expanded ms": slow.median * 1e3,
-                    "absorbed ms": fast.median * 1e3,
-                    "expanded / absorbed": slow.median / fast.median,
-                    "counted": counted[0] / counted[1],
-                    "± %": max(slow.spread, fast.spread) * 100,
-                }
-            )
+            where = {"case": name, "sequences": batch, "queries": q_len, "tokens": kv_len}
+            rows.append(where | both_ways(name, args, batch, q_len, kv_len))
     return rows
 
 
-def crossing_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the number of queries from which expanding is faster, counted and measured."""
-    found = []
-    chunks = [row for row in rows if row["part"] == "reading" and row["sequences"] == 1]
-    ordered = sorted(chunks, key=lambda row: (row["case"], row["tokens"], row["queries"]))
-    for (name, kv_len), group in groupby(ordered, key=lambda row: (row["case"], row["tokens"])):
-        points = [(row["queries"], row["expanded / absorbed"]) for row in group]
-        if kv_len in SHAPES[name].chunks:
-            config = SHAPES[name].config
-            counted = next((q for q in range(1, kv_len + 1) if expanding_pays(config, q, kv_len)), None)
-            found.append({"case": name, "tokens": kv_len, "counted": counted, "measured": crossing(points)})
-    return found
-
-
-def crossing(points: Sequence[tuple[int, float]]) -> float | None:
-    """Return where the ratio falls below 1, interpolated linearly in logarithms; None if it never does."""
-    for (q, ratio), (next_q, next_ratio) in pairwise(points):
-        if ratio >= 1 > next_ratio:
-            part = math.log(ratio) / (math.log(ratio) - math.log(next_ratio))
-            return math.exp(math.log(q) + part * (math.log(next_q) - math.log(q)))
-    return None
+def both_ways(name: str, args: Namespace, batch: int, q_len: int, kv_len: int, rounds: int = 7) -> dict[str, float]:
+    """Return milliseconds of both ways for sequences of one length, and how they compare, measured and counted."""
+    config, rounds = SHAPES[name].config, args.rounds or (3 if args.quick else rounds)
+    one = OneLayer(config, args, batch, q_len, kv_len)
+    with torch.inference_mode():
+        contenders = {EXPANDED: one.expanded, ABSORBED: one.absorbed}
+        timings = take_turns(contenders, rounds, f"{name}, {q_len} of {kv_len}", clock_of(args))
+    slow, fast = timings[EXPANDED], timings[ABSORBED]
+    counted = multiplications(config, q_len, kv_len)
+    return {
+        "expanded ms": slow.median * 1e3,
+        "absorbed ms": fast.median * 1e3,
+        "expanded / absorbed": slow.median / fast.median,
+        "counted": counted[0] / counted[1],
+        "± %": max(slow.spread, fast.spread) * 100,
+    }
 
 
 # ---------------------------------------------------------------- decode

@@ -87,7 +87,7 @@ GAINS = (
     Gain(
         "l14_speculation",
         "tokens a step while a\ntext is edited",
-        r"engine makes (one) token a step on both",
+        r"engine without guesses makes (one) token a step on both",
         r"This lesson's makes ([\d.]+) tokens a step on the edited text",
     ),
     Gain(

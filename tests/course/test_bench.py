@@ -8,7 +8,7 @@ import json
 from types import SimpleNamespace
 
 from scripts import make_random_qwen3
-from scripts.bench import command, ladder, rungs
+from scripts.bench import command, ladder, latents_crossing, rungs
 
 import pytest
 import torch
@@ -128,3 +128,18 @@ def test_a_random_checkpoint_runs_here_and_in_transformers_alike(tmp_path):
         got = ours(torch.tensor(ids), no_cache.NoCache(), no_cache.Recompute().plan(ids))
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
     assert got.std() > 0.01, "random weights, not empty ones"
+
+
+@pytest.mark.parametrize(("ratios", "measured"), [((60.0, 2.0, 0.5), 128), ((60.0, 3.0, 1.5), None)])
+def test_the_crossing_of_both_ways_to_read_latents_is_found_and_drawn(ratios, measured, tmp_path):
+    """Between 64 and 256 queries the ratio falls from 2 to a half, so it is 1 at 128; or the two ways never meet."""
+    rows = [
+        {"queries": q_len, "expanded ms": 10 * ratio, "absorbed ms": 10.0, "expanded / absorbed": ratio}
+        for q_len, ratio in zip((1, 64, 256), ratios, strict=True)
+    ]
+    [found] = latents_crossing.growing_crossing(rows, guess=90)
+    assert found["measured"] == (measured and pytest.approx(measured))
+    assert (found["guessed"], found["counted"]) == (90, 164)  # 164: the page's count after 4,096 tokens
+    latents_crossing.draw_growing(rows, found, tmp_path / "crossing.svg")
+    drawn = (tmp_path / "crossing.svg").read_text(encoding="utf-8")
+    assert "guessed: 90" in drawn and "counted: 164" in drawn

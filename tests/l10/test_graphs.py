@@ -92,7 +92,7 @@ def filled(lengths, size, buffers=None):
     return buffers
 
 
-@pytest.mark.task(4)
+@pytest.mark.task(1)
 def test_a_step_fills_the_first_rows():
     buffers = filled([5, 2, 9], 4)
     assert buffers.token_ids[:3].tolist() == [5, 2, 9], "token_ids must begin with the tokens that the step feeds"
@@ -103,14 +103,14 @@ def test_a_step_fills_the_first_rows():
     assert buffers.block_table[:3, :3].tolist() == [[1, 2, 0], [3, 0, 0], [4, 5, 6]], "the step's block table, in place"
 
 
-@pytest.mark.task(4)
+@pytest.mark.task(1)
 def test_a_step_that_needs_no_padding_fills_its_size():
     buffers = filled([5, 2], 2, filled([9] * 8, 8))
     assert buffers.token_ids[:2].tolist() == [5, 2] and buffers.cu_seqlens_q[:3].tolist() == [0, 1, 2]
     assert buffers.seq_lens_kv[:2].tolist() == [5, 2] and buffers.block_table[:2, :2].tolist() == [[1, 2], [3, 0]]
 
 
-@pytest.mark.task(4)
+@pytest.mark.task(1)
 def test_padding_rows_have_no_query_no_keys_and_the_null_block_to_write_into():
     buffers = filled([5, 2, 9], 8, filled([9] * 8, 8))
     sums = buffers.cu_seqlens_q.tolist()
@@ -130,7 +130,7 @@ def test_padding_rows_have_no_query_no_keys_and_the_null_block_to_write_into():
     )
 
 
-@pytest.mark.task(4)
+@pytest.mark.task(1)
 def test_buffers_never_move_and_keep_their_dtypes():
     buffers = buffers_of()
     before = {name: (x.data_ptr(), x.dtype) for name, x in vars(buffers).items() if isinstance(x, torch.Tensor)}
@@ -143,7 +143,7 @@ def test_buffers_never_move_and_keep_their_dtypes():
         )
 
 
-@pytest.mark.task(4)
+@pytest.mark.task(1)
 def test_a_sizes_plan_is_a_view_of_the_buffers():
     buffers = buffers_of()
     meta = buffers.meta(4)
@@ -159,6 +159,7 @@ def test_a_sizes_plan_is_a_view_of_the_buffers():
 # The runner
 
 
+@pytest.mark.task(2)
 def test_the_largest_size_is_captured_first():
     sizes = []
 
@@ -194,22 +195,41 @@ def pool_for(model, kernel="torch", num_blocks=64):
     return pool
 
 
+@pytest.mark.task(2)
 def test_capturing_writes_nothing_outside_the_null_block():
     model = both(FAMILY)[0]
     pool = pool_for(model)
-    for tensor in (*pool.K, *pool.V):
-        tensor.fill_(7)
 
     def runs_once(work):  # as a recording does; no_graph alone does not run it
         work()
         return work
 
-    GraphRunner(ModelRunner(model, pool), 12, runs_once)
-    for tensor in (*pool.K, *pool.V):
-        assert tensor[1:].eq(7).all(), "recording must not touch any request's KV"
+    runner = GraphRunner(ModelRunner(model, pool), 12, runs_once)
+    for again in (False, True):
+        runner.buffers.slot_mapping.fill_(9 if again else 0)  # as a step leaves it: a slot of block 2
+        for tensor in (*pool.K, *pool.V):
+            tensor.fill_(7)
+        runner.capture_all()
+        intact = all(tensor[1:].eq(7).all() for tensor in (*pool.K, *pool.V))
+        when = "after a step" if again else "at first"
+        assert intact, f"capturing {when} wrote into a request's block: clear the buffers, to make every row padding"
 
 
-@pytest.mark.task(4)
+@pytest.mark.task(2)
+def test_every_size_is_captured_again_when_the_pool_has_other_tensors():
+    model = both(FAMILY)[0]
+    counting = Counting()
+    runner = GraphRunner(ModelRunner(model, pool_for(model)), 4, counting)
+    runner.fill = lambda chunks, size: None  # task 1's
+    for num_blocks, captured in ((64, 3), (32, 6), (32, 6)):
+        for layers in (runner.pool.K, runner.pool.V):
+            layers[:] = [layer[:num_blocks].clone() for layer in layers]
+        runner.run(decode_chunks([3, 4]))
+        assert counting.captured == captured, (
+            "sizes captured: all at first, and all again only when the pool is another"
+        )
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 12])
 def test_padded_rows_change_nothing(count):
     """Edge case 40: NaN in the null block and the logits, stale entries in every padding row's table."""
@@ -230,10 +250,12 @@ def test_padded_rows_change_nothing(count):
     torch.testing.assert_close(got, want, msg=lambda text: f"padding changed the logits of real rows: {text}")
 
 
+@pytest.mark.task(2)
 def test_each_batch_size_takes_its_size_and_prefills_and_mixed_steps_take_none():
     counting = Counting()
     model = both(FAMILY)[0]
     runner = GraphRunner(ModelRunner(model, pool_for(model)), 12, counting)
+    runner.fill = lambda chunks, size: None  # task 1's
     assert counting.captured == len(runner.capture_sizes) == 5
 
     def size_of(chunks):
@@ -241,7 +263,8 @@ def test_each_batch_size_takes_its_size_and_prefills_and_mixed_steps_take_none()
         runner.run(chunks)
         return [runner.capture_sizes[::-1][number] for number in counting.replayed]
 
-    assert [size_of(decode_chunks([2] * count)) for count in (1, 2, 3, 8, 9, 12)] == [[1], [2], [4], [8], [12], [12]]
+    sizes = [size_of(decode_chunks([2] * count)) for count in (1, 2, 3, 8, 9, 12)]
+    assert sizes == [[1], [2], [4], [8], [12], [12]], "decodes of 1, 2, 3, 8, 9 and 12 requests: one replay each"
     prompt = Chunk(Decoding(6), 0, 6, array("i", [40, 41]))
     middle = Chunk(Decoding(6), 2, 3, array("i", [40, 41]))
     assert size_of([prompt]) == [], "a prompt must not be replayed"

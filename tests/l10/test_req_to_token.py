@@ -131,7 +131,7 @@ def table_with(lengths, page_size):
     return pool, rows, chunks
 
 
-@pytest.mark.task(3)
+@pytest.mark.task(5)
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_the_plan_made_on_the_device_equals_lesson_5_s(page_size):
     lengths = [5, 1, 8, 9]
@@ -145,7 +145,7 @@ def test_the_plan_made_on_the_device_equals_lesson_5_s(page_size):
         assert a.tolist() == b.tolist(), f"{name} is {a.tolist()}, lesson 5's is {b.tolist()}"
 
 
-@pytest.mark.task(3)
+@pytest.mark.task(5)
 def test_padding_rows_write_into_slot_0_and_feed_no_query():
     pool, rows, _ = table_with([5, 2], 4)
     meta = pool.plan_decode(torch.tensor([*rows, PADDING_ROW, PADDING_ROW]), slots_of(5, 2, 0, 0), 4)
@@ -158,7 +158,7 @@ def test_padding_rows_write_into_slot_0_and_feed_no_query():
     assert not meta.block_table[2:].any(), "the table of a padding row must name the padding page only"
 
 
-@pytest.mark.task(3)
+@pytest.mark.task(5)
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_a_plan_reads_no_value(page_size):
     pool, rows, _ = table_with([5, 2], page_size)
@@ -170,7 +170,7 @@ def test_a_plan_reads_no_value(page_size):
     )
 
 
-@pytest.mark.task(3)
+@pytest.mark.task(5)
 def test_a_plan_follows_the_table_and_the_lengths():
     pool, rows, _ = table_with([8, 8], 4)
     rows, lengths = torch.tensor(rows), slots_of(3, 8)

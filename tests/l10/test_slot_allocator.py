@@ -45,7 +45,7 @@ def test_lists_are_merged_only_when_the_free_one_is_too_short():
     assert allocator.alloc(1).tolist() == [1] and allocator.release_slots.tolist() == []
 
 
-@pytest.mark.task(1)
+@pytest.mark.task(3)
 def test_a_merge_empties_the_short_list_into_the_long_one():
     allocator = TokenToKVPoolAllocator(8)
     allocator.free_slots, allocator.release_slots = slots_of(6, 8), slots_of(7, 2)
@@ -57,7 +57,7 @@ def test_a_merge_empties_the_short_list_into_the_long_one():
     assert allocator.available_size() == 4, "a merge neither finds nor loses a slot"
 
 
-@pytest.mark.task(1)
+@pytest.mark.task(3)
 def test_without_need_sort_a_merge_keeps_the_order():
     allocator = TokenToKVPoolAllocator(8, need_sort=False)
     allocator.free_slots, allocator.release_slots = slots_of(6, 8), slots_of(7, 2)
@@ -67,7 +67,7 @@ def test_without_need_sort_a_merge_keeps_the_order():
     )
 
 
-@pytest.mark.task(1)
+@pytest.mark.task(3)
 @pytest.mark.parametrize("free, released", [((), (5, 3)), ((2, 4), ()), ((), ())], ids=["none", "some", "no slots"])
 def test_a_merge_of_an_empty_list_works(free, released):
     allocator = TokenToKVPoolAllocator(8)
@@ -131,7 +131,7 @@ class Concatenations(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-@pytest.mark.task(2)
+@pytest.mark.task(4)
 def test_edge_case_10_an_exception_ends_the_group_and_loses_nothing():
     allocator = TokenToKVPoolAllocator(8)
     held = allocator.alloc(6)
@@ -149,7 +149,7 @@ def test_edge_case_10_an_exception_ends_the_group_and_loses_nothing():
     assert allocator.available_size() == 8, "the group is closed: later frees do not wait for its end"
 
 
-@pytest.mark.task(2)
+@pytest.mark.task(4)
 def test_edge_case_11_frees_in_a_group_are_not_available_before_it_ends():
     allocator = TokenToKVPoolAllocator(8)
     held = allocator.alloc(6)
@@ -166,7 +166,7 @@ def test_edge_case_11_frees_in_a_group_are_not_available_before_it_ends():
     )
 
 
-@pytest.mark.task(2)
+@pytest.mark.task(4)
 def test_an_empty_group_does_nothing():
     allocator = TokenToKVPoolAllocator(8)
     before = state(allocator)
@@ -177,7 +177,7 @@ def test_an_empty_group_does_nothing():
     assert allocator.release_slots.tolist() == [1, 2], "and it must be closed afterwards"
 
 
-@pytest.mark.task(2)
+@pytest.mark.task(4)
 def test_edge_case_10_of_nested_groups_the_outermost_counts():
     allocator = TokenToKVPoolAllocator(8)
     held = allocator.alloc(6)
@@ -193,7 +193,7 @@ def test_edge_case_10_of_nested_groups_the_outermost_counts():
     assert allocator.release_slots.dtype == torch.int32 and allocator.free_slots.tolist() == [7, 8]
 
 
-@pytest.mark.task(2)
+@pytest.mark.task(4)
 def test_after_a_group_frees_are_available_at_once():
     allocator = TokenToKVPoolAllocator(8)
     held = allocator.alloc(6)
@@ -207,7 +207,7 @@ def test_after_a_group_frees_are_available_at_once():
     assert allocator.release_slots.tolist() == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.task(2)
+@pytest.mark.task(4)
 def test_a_group_is_appended_in_one_concatenation():
     allocator = TokenToKVPoolAllocator(8)
     held = allocator.alloc(8)
@@ -223,7 +223,7 @@ def test_a_group_is_appended_in_one_concatenation():
     assert allocator.available_size() == 8
 
 
-@pytest.mark.task(2)
+@pytest.mark.task(4)
 def test_clear_frees_all_and_an_open_group_does_not_bring_slots_back_twice():
     allocator = TokenToKVPoolAllocator(8)
     held = allocator.alloc(6)

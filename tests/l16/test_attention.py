@@ -21,7 +21,7 @@ from tests.shared.small_latents import (
     unpack,
 )
 
-task = pytest.mark.task(4)
+task = pytest.mark.task(6)
 SCALE = 0.3
 
 

@@ -178,7 +178,7 @@ def test_absorbed_is_what_keys_and_values_of_all_heads_give(dtype, within):
 # Task 5: what each way costs
 
 
-@pytest.mark.task(5)
+@pytest.mark.task(4)
 def test_one_query_over_one_token_by_hand():
     config = LatentConfig(**vars(CONFIG) | dict(num_attention_heads=1, num_key_value_heads=1))
     expanded, absorbed = multiplications(config, 1, 1)
@@ -192,7 +192,7 @@ def test_one_query_over_one_token_by_hand():
     )
 
 
-@pytest.mark.task(5)
+@pytest.mark.task(4)
 @pytest.mark.parametrize("q_len, kv_len", [(1, 5), (4, 4), (2, 6), (3, 1), (0, 4)])
 def test_the_counts_are_those_of_loops(q_len, kv_len):
     expanded, absorbed = multiplications(CONFIG, q_len, kv_len)
@@ -206,7 +206,7 @@ DEEPSEEK_V3 = dict(num_attention_heads=128, num_key_value_heads=128, kv_lora_ran
 DEEPSEEK_V3 |= dict(qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 
 
-@pytest.mark.task(5)
+@pytest.mark.task(4)
 def test_deepseek_v3_expands_prompts_and_never_decodes():
     config = config_of(**DEEPSEEK_V3)
     for kv_len in (2, 100, 4096, 10**6):
@@ -217,7 +217,7 @@ def test_deepseek_v3_expands_prompts_and_never_decodes():
         )
 
 
-@pytest.mark.task(5)
+@pytest.mark.task(4)
 def test_where_the_ways_cross_depends_on_the_history():
     config = config_of(**DEEPSEEK_V3)
     for kv_len, first in ((1024, 147), (4096, 164), (10**6, 171)):

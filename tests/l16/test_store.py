@@ -30,7 +30,7 @@ from tests.shared.small_latents import (
 )
 from tests.support import must_raise
 
-task = pytest.mark.task(6)
+task = pytest.mark.task(5)
 CONFIG = config_of()
 LAYER = 1
 MIXED = [(1, 9), (6, 6), (1, 5), (0, 4), (3, 11), (2, 12)]  # (q_len, kv_len)
