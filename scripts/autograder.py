@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scripts.grade import chosen, write
-from scripts.grading.checks import grade, work_folder
+from scripts.grading.checks import grade
 from scripts.grading.formats import as_json, classroom50, gradescope, totals
 from scripts.grading.points import Graded
 from scripts.grading.view import counted
 
 from lessons._course.cli import seconds
+from lessons._course.handed_in import work_folder
 from lessons._course.limits import TOTAL_SECONDS
 from lessons._course.places import Places
 from mini_engine.cli.parser import OneLineParser, description, guard

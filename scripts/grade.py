@@ -12,13 +12,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.grading.checks import grade, work_folder
+from scripts.grading.checks import grade
 from scripts.grading.formats import as_json, markdown, totals
 from scripts.grading.points import Graded
 from scripts.grading.view import counted, show_class
 
 from lessons._course.catalog import Lesson, choose, read_lessons
 from lessons._course.cli import seconds
+from lessons._course.handed_in import work_folder
 from lessons._course.limits import TOTAL_SECONDS
 from lessons._course.places import CourseError, Places
 from mini_engine.base.errors import UserError

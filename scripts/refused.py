@@ -9,7 +9,6 @@ import argparse
 import ast
 import json
 import platform
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +20,7 @@ from scripts.grading.checks import copy_sources, verdict_of
 
 from lessons._course.catalog import Lesson
 from lessons._course.cli import seconds
+from lessons._course.commit import changed_files, git
 from lessons._course.limits import TOTAL_SECONDS
 from lessons._course.places import CourseError, Places
 from lessons._course.starter import find_function
@@ -70,9 +70,8 @@ def collect(lesson: Lesson, places: Places, limit: float) -> dict[str, Any]:
 
 def machine(places: Places) -> dict[str, str]:
     """Return versions, and the course's own files that differ from its commit."""
-    found = {"course": __version__, "commit": git(places, "rev-parse", "--short", "HEAD") or "unknown"}
-    changed = git(places, "diff", "--name-only", "HEAD", "--", "mini_engine", "tests", "scripts", "lessons").split()
-    found["changed"] = ", ".join(changed) or "nothing"
+    found = {"course": __version__, "commit": git(places.root, "rev-parse", "--short", "HEAD") or "unknown"}
+    found["changed"] = ", ".join(changed_files(places.root)) or "nothing"
     found["python"] = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     for name in PACKAGES:
         try:
@@ -80,15 +79,6 @@ def machine(places: Places) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found
-
-
-def git(places: Places, *arguments: str) -> str:
-    """Return git's output; empty without git or a repository."""
-    try:
-        done = subprocess.run(["git", *arguments], cwd=places.root, capture_output=True, encoding="utf-8", check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
 
 
 def answer(lesson: Lesson, places: Places, task: int | None) -> str:

@@ -21,6 +21,7 @@ COMMANDS = (
     commands.solution,
     commands.reset,
     commands.play,
+    commands.certificate,
 )
 
 
@@ -62,6 +63,8 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
     """Add the arguments and options of command `name`."""
     if name == "play":
         add_play_options(parser)
+    elif name == "certificate":
+        add_certificate_options(parser)
     elif name != "doctor":
         parser.add_argument("number", metavar="N", help="the lesson's number")
     if name in ("hint", "solution"):
@@ -105,6 +108,15 @@ def add_play_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, nargs="?", help="yours, with a class named Evictor")
     parser.add_argument("--seed", metavar="N", type=whole_number(0), help="of the load (default: today's)")
     parser.add_argument("--example", metavar="PATH", type=Path, help="write an evictor to begin with, and do no more")
+    add_json(parser, "as_json")
+
+
+def add_certificate_options(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--name", metavar="NAME", help="write one for this person")
+    what.add_argument("--verify", metavar="FILE", type=Path, help="verify this one; runs its lessons' checks again")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="where to write it (default: work/certificate.html)")
+    parser.add_argument("--work", metavar="FOLDER", type=Path, help="the files to verify (default: work)")
     add_json(parser, "as_json")
 
 

@@ -205,3 +205,15 @@ def play(game: str, file: Path | None, *, seed: int | None, example: Path | None
     from lessons._course.play import play_evictor, write_example
 
     return write_example(example) if example else play_evictor(file, seed, as_json)
+
+
+def certificate(*, name: str | None, verify: Path | None, out: Path | None, work: Path | None, as_json: bool) -> int:
+    """Write a page to print about the lessons that passed here, or verify one. Nothing is sent anywhere."""
+    from lessons._course.certificate_page import write_certificate
+    from lessons._course.certificate_verify import verify_certificate
+
+    if (work if verify is None else out) is not None:
+        raise CourseError("--out goes with --name, and --work with --verify")
+    if verify is not None:
+        return verify_certificate(Desk(), verify, work, as_json)
+    return write_certificate(Desk(), name or "", out, as_json)

@@ -19,6 +19,7 @@ class Entry:
 
     starters: for each module, the reference's `signatures` and `fingerprint` when the student started.
     core_passed: when the core's tasks did; `passed` is for all of them. first_passed: survives a reset.
+    proofs: what these checks proved, as a `Proof`, by the part of the lesson that passed: "whole" or "core".
     """
 
     started: str = ""
@@ -32,6 +33,7 @@ class Entry:
     hints: dict[str, int] = field(default_factory=dict)
     gave_up: bool = False
     starters: dict[str, dict] = field(default_factory=dict)
+    proofs: dict[str, dict] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, raw: object) -> "Entry":

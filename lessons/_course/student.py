@@ -1,6 +1,7 @@
 """Course machinery. The student's files: where they are, how they begin, what is wrong before anything is run."""
 
 import ast
+import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,11 @@ class StudentFile:
             return self.path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
             raise CourseError(f"{self.path} is not UTF-8 text; save it as UTF-8.") from None
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the source, which is the same with Windows' line ends."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from lessons._course.limits import TOTAL_SECONDS
 from lessons._course.order import Plan, plan_of, whole_core
 from lessons._course.places import COMMAND, CourseError, Places
 from lessons._course.progress import Entry, Progress, today
+from lessons._course.proof import CORE, WHOLE, Proof, digests
 from lessons._course.report import Report, TaskReport
 from lessons._course.runner import Launch, Spawned
 from lessons._course.student import Problem, StudentFile, problems, reference_change, student_files, unwritten
@@ -86,26 +87,30 @@ def judge(
     broken = next((problem for problem in found if problem.kind == "syntax"), None)
     if broken:
         return Verdict(not_run(lesson), explainer.problem(broken), notes)
-    blank = unwritten(lesson, files)
-    if everything and core:
-        plan = whole_core(lesson)
-    elif task is not None or not everything:
-        plan = plan or plan_of(lesson, entry.tasks_done, blank, core)
-        if task in blank or not plan.tasks:
-            open_task = lesson.task(task) if task is not None else plan.focus
-            assert open_task is not None, "a plan without tasks has a focus"
-            report = settled(not_run(lesson), entry, blank, task)
-            keep(progress, lesson, entry, report, task)
-            return Verdict(report, explainer.unwritten(open_task, report.tasks_done), notes)
-    limits: dict[str, Any] = {"seconds": seconds, "test_seconds": test_seconds, "launch": launch, "blocked": blocked}
-    report = Check(lesson, places, watcher=watcher, plan=plan, files=files, **limits).run()
-    settled(report, entry, blank, task)
-    if not report.trouble:
+    blank, sources = unwritten(lesson, files), digests(files)
+    plan = plan or planned(lesson, entry, blank, everything, core)
+    if plan and (task in blank or not plan.tasks):
+        open_task = lesson.task(task) if task is not None else plan.focus
+        assert open_task is not None, "a plan without tasks has a focus"
+        report = settled(not_run(lesson), entry, blank, task)
         keep(progress, lesson, entry, report, task)
+        return Verdict(report, explainer.unwritten(open_task, report.tasks_done), notes)
+    limits: dict[str, Any] = {"seconds": seconds, "test_seconds": test_seconds, "launch": launch, "blocked": blocked}
+    report = settled(Check(lesson, places, watcher=watcher, plan=plan, files=files, **limits).run(), entry, blank, task)
+    if not report.trouble:
+        is_same = digests(files) == sources  # and was not saved during the check
+        keep(progress, lesson, entry, report, task, Proof.of(report, places, sources) if is_same else None)
     advice = explainer.advise(report, found)
     if is_doubtful(advice, files) and fails_with_the_reference(advice, lesson, places, limits):
         advice = explainer.not_yours(advice)
     return Verdict(report, advice, [*notes, *_left_over(explainer, report, found)])
+
+
+def planned(lesson: Lesson, entry: Entry, blank: set[int], everything: bool, core: bool) -> Plan | None:
+    """Return what a check of no task in particular runs; None for all tests, whatever fails."""
+    if everything:
+        return whole_core(lesson) if core else None
+    return plan_of(lesson, entry.tasks_done, blank, core)
 
 
 def settled(report: Report, entry: Entry, blank: set[int], task: int | None) -> Report:
@@ -157,7 +162,9 @@ def not_run(lesson: Lesson) -> Report:
     return Report(lesson, tasks=[TaskReport(task, "NOT CHECKED", []) for task in lesson.tasks])
 
 
-def keep(progress: Progress, lesson: Lesson, entry: Entry, report: Report, task: int | None) -> None:
+def keep(
+    progress: Progress, lesson: Lesson, entry: Entry, report: Report, task: int | None, proof: Proof | None = None
+) -> None:
     """Save what this check found: a task is done if its tests ran and passed, now or in an earlier check."""
     if task is not None:
         entry.tasks_done = sorted(set(entry.tasks_done) - {task} | set(report.tasks_done))
@@ -167,6 +174,7 @@ def keep(progress: Progress, lesson: Lesson, entry: Entry, report: Report, task:
         entry.tests_passed, entry.tests_total = report.count("passed"), len(report.results)
     if task is None:
         date_passes(entry, report)
+        keep_proof(entry, report, proof)
     entry.started = entry.started or today()
     progress.save(lesson, entry)
 
@@ -182,6 +190,13 @@ def date_passes(entry: Entry, report: Report) -> None:
     elif not report.lesson.core <= set(entry.tasks_done):
         entry.core_passed = ""
     entry.first_passed = entry.first_passed or entry.passed
+
+
+def keep_proof(entry: Entry, report: Report, proof: Proof | None) -> None:
+    """Keep what this check proved, and drop what no longer passes."""
+    new = {WHOLE if report.passed else CORE: asdict(proof)} if proof else {}
+    dates = {WHOLE: entry.passed, CORE: entry.core_passed}
+    entry.proofs = {part: kept for part, kept in (entry.proofs | new).items() if dates.get(part)}
 
 
 def _left_over(explainer: Explainer, report: Report, found: list[Problem]) -> list[Advice]:

@@ -18,22 +18,8 @@ from scripts.grading.points import Graded, graded, nothing
 
 from lessons._course.catalog import Lesson
 from lessons._course.places import ROOT_VARIABLE, WORK_VARIABLE, Places
-from mini_engine.base.errors import UserError
 
 SPARE_SECONDS = 120.0  # beyond the check's own limit, for starting and for explaining
-
-
-def work_folder(path: Path) -> Path:
-    """Return the folder that contains l0, l1, …: the given one, or `work` in it.
-
-    Raises:
-        UserError: it does not exist.
-    """
-    if not path.is_dir():
-        raise UserError(
-            f"{path} is not a folder; give what the student handed in: the folder work, or one that contains it"
-        )
-    return path / "work" if (path / "work").is_dir() else path
 
 
 def grade(lesson: Lesson, places: Places, work: Path, seconds: float, core: bool = False) -> Graded:

@@ -13,7 +13,7 @@ from pathlib import Path
 from scripts import ROOT, autograder
 from scripts import grade as grade_script
 from scripts.grade import expanded
-from scripts.grading.checks import copy_sources, grade, verdict_in, work_folder
+from scripts.grading.checks import copy_sources, grade, verdict_in
 from scripts.grading.formats import classroom50, gradescope, totals
 from scripts.grading.points import Graded, Item
 
@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from lessons._course.catalog import read_lessons
+from lessons._course.handed_in import work_folder
 from lessons._course.places import ROOT_VARIABLE, Places
 from mini_engine.base.errors import UserError
 from tests.course.toy import Toy
