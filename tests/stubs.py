@@ -47,6 +47,8 @@ class StubRunner:
     `during` is called once, while the next step is in flight.
     """
 
+    fault = ""
+
     def __init__(self, block_size):
         self.block_size, self.slots, self.during = block_size, {}, None
 

@@ -1,7 +1,8 @@
 """Lesson 20. Events of a prefix cache: which blocks it stores and evicts, in order, named by their text.
 
-A block's id means nothing to others, so events carry a hash: the last 8 bytes of the key that lesson 13's router
-computes from a prompt. After all events, a subscriber has exactly the blocks of the tree.
+A block's id means nothing to others, so events carry a hash: the last 8 bytes of a key, which is a digest of the key
+before it and of the block's tokens. A router (lesson 13) computes the same keys from a prompt. After all events, a
+subscriber has exactly the blocks of the tree.
 """
 
 import threading
@@ -152,7 +153,7 @@ class EventLog(CacheWatcher):
         return whole if was_behind else events, whole
 
     def _keys(self, parent: bytes | None, tokens: bytes, stored: Stored) -> list[bytes]:
-        """Return the keys of new blocks behind `parent`, as lesson 13's router computes them; none if it cannot.
+        """Return the keys of new blocks behind `parent`, as a router computes them; none if it cannot.
 
         The blocks of a private namespace never have a key, so those behind them have no parent either.
         """

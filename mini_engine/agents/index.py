@@ -1,7 +1,7 @@
 """Lesson 20. Routing by what replicas have, instead of by a guess: an index of their blocks, kept by their events.
 
-Lesson 13's router believes that a replica has what was sent there. It does not see what the replica evicts, that it was
-restarted, or what another router sent. Events say all of it.
+A router that guesses (lesson 13's) believes that a replica has what was sent there. It does not see what the replica
+evicts, that it was restarted, or what another router sent. Events say all of it.
 """
 
 from collections import Counter, defaultdict

@@ -232,8 +232,8 @@ class Engine:
         A step fails if the model, the sampler or `update` raises an Exception. `scheduler.fail` ends its requests, and
         the exception is logged with its traceback. KeyboardInterrupt and SystemExit propagate.
 
-        If anything a request held cannot be released, the engine's memory can no longer be trusted, and this was its
-        last step.
+        EngineDead propagates too, although it is an Exception: blocks could not be released, or a process of the model
+        has ended, so this was the last step. `one_at_a_time` ends every request, and refuses later steps.
 
         Raises:
             EngineDead: neither this step nor any other can run; every request has ended with that error.

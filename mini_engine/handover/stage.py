@@ -2,12 +2,7 @@
 
 A buffer holds the K and V of one block in transit from the process that computed it, the sender, to the one that asked
 for it, the receiver. The receiver owns the memory and keeps this account of it. Lending a buffer gives up the right to
-touch it; only the sender's word, or its death, gives that back. So a cancelled request's buffers are not free yet:
-
-    FREE ── lend ──> LENT ── fill ──> FILLED ── take ──> FREE
-                      │                  └── cancel ──> FREE
-                      ├── cancel ──> OWED ── end ──> FREE        the sender may be writing into it now
-                      └── end, lose ──> FREE                     the sender says that it won't, or is dead
+touch it; only the sender's word, or its death, gives that back. So a cancelled request's buffers are not free yet.
 """
 
 from collections.abc import Sequence
@@ -17,7 +12,11 @@ from mini_engine.distributed.tensor_parallel.shared_block import SharedBlock
 
 
 class State(Enum):
-    """A buffer's state. LENT and OWED ones belong to the sender; a FILLED one is complete."""
+    """A buffer's state.
+
+    FREE: the receiver may lend it. LENT: the sender may write into it. FILLED: it has a whole block, and the sender is
+    done with it. OWED: the sender may write into it, and no request wants it any more.
+    """
 
     FREE = "free"
     LENT = "lent"
@@ -26,7 +25,13 @@ class State(Enum):
 
 
 class Event(Enum):
-    """An event in a buffer's life. The sender reports FILL and END; LOSE is its death; the rest are the receiver's."""
+    """An event in a buffer's life.
+
+    Of the receiver: LEND puts it into an `Ask`; TAKE, its block has been copied out, or cannot be used; CANCEL, its
+    request ended before that, and the sender has not heard of it yet.
+    Of the sender: FILL, it says that the block is complete, perhaps before it has heard of a cancel; END, its last word
+    about a transfer's buffers, complete or not; LOSE, it is dead.
+    """
 
     LEND = "lend"
     FILL = "fill"
@@ -36,20 +41,26 @@ class Event(Enum):
     LOSE = "lose"
 
 
-TRANSITIONS = {
-    (State.FREE, Event.LEND): State.LENT,
-    (State.LENT, Event.FILL): State.FILLED,
-    (State.LENT, Event.CANCEL): State.OWED,
-    (State.LENT, Event.END): State.FREE,
-    (State.LENT, Event.LOSE): State.FREE,
-    (State.FILLED, Event.TAKE): State.FREE,
-    (State.FILLED, Event.CANCEL): State.FREE,
-    (State.FILLED, Event.END): State.FILLED,
-    (State.FILLED, Event.LOSE): State.FILLED,
-    (State.OWED, Event.FILL): State.OWED,
-    (State.OWED, Event.END): State.FREE,
-    (State.OWED, Event.LOSE): State.FREE,
-}
+def transitions() -> dict[tuple[State, Event], State]:
+    """Return the state that follows a state and an event, for each pair that can occur.
+
+    Both ends keep to the protocol. A cancel and the sender's words may cross on their way: the sender ends a transfer
+    after a cancel as without one, and that word gives back all that it owes, at once.
+    """
+    return {
+        (State.FREE, Event.LEND): State.LENT,
+        (State.LENT, Event.FILL): State.FILLED,
+        (State.LENT, Event.CANCEL): State.OWED,
+        (State.LENT, Event.END): State.FREE,
+        (State.LENT, Event.LOSE): State.FREE,
+        (State.FILLED, Event.TAKE): State.FREE,
+        (State.FILLED, Event.CANCEL): State.FREE,
+        (State.FILLED, Event.END): State.FILLED,
+        (State.FILLED, Event.LOSE): State.FILLED,
+        (State.OWED, Event.FILL): State.OWED,
+        (State.OWED, Event.END): State.FREE,
+        (State.OWED, Event.LOSE): State.FREE,
+    }
 
 
 class BrokenProtocol(RuntimeError):
@@ -57,7 +68,11 @@ class BrokenProtocol(RuntimeError):
 
 
 class Buffers:
-    """The states of `num_buffers` buffers. Each change applies to all of its buffers or to none."""
+    """The states of `num_buffers` buffers. Each change applies to all of its buffers or to none.
+
+    Attributes:
+        free: the buffers that are free; the next to be lent is the last one.
+    """
 
     def __init__(self, num_buffers: int) -> None:
         self.states = [State.FREE] * num_buffers
@@ -79,7 +94,8 @@ class Buffers:
         Raises:
             BrokenProtocol: the event is impossible for one of them; nothing was changed.
         """
-        after = [TRANSITIONS.get((self.states[buffer], event)) for buffer in buffers]
+        table = transitions()
+        after = [table.get((self.states[buffer], event)) for buffer in buffers]
         for buffer, state in zip(buffers, after, strict=True):
             if state is None:
                 raise BrokenProtocol(f"{event.value} happened to buffer {buffer}, which is {self.states[buffer].value}")

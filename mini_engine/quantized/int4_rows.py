@@ -12,16 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 GROUP = 32  # numbers that share a step and a least; the last group of a vector may have fewer
-LEVELS = 15  # steps between the least and the largest number of a group
+LEVELS = 15  # the largest code; the smallest is 0
 ALIGNMENT = 4
 
 
 def quantize4(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Round vectors x `[..., D]` to 16 evenly spaced levels between the least and the largest number of each group.
+    """Round vectors x `[..., D]` to 16 evenly spaced levels, of which each group's least and largest number are two.
 
     Returns:
-        codes uint8 `[..., D]` from 0 to 15, steps and leasts float16 `[..., groups]`. A group of equal numbers has step
-        0. A group with NaN, infinity or numbers beyond float16's range has a step or a least that is not finite, so
+        codes uint8 `[..., D]` from 0 to 15, steps and leasts float16 `[..., groups]`: each number's code is that of the
+        nearest level as these two, stored, give it. A group of equal numbers has step 0. A group with NaN, infinity or numbers beyond float16's range has a step or a least that is not finite, so
         the fault stays visible.
     """
     x, dim = x.float(), x.shape[-1]

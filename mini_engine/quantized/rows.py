@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LEVELS = 127  # -128 is not used, so that x and -x round alike
+LEVELS = 127  # the largest number that is stored; -128 is not used, so that x and -x round alike
 ALIGNMENT = torch.float32.itemsize
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round vectors x `[..., D]` to whole multiples of their own scale, max |x| / 127.
+    """Round vectors x `[..., D]` to whole multiples of their own scale, the smallest with which all numbers fit.
 
     Returns:
         int8 `[..., D]` from -127 to 127, and the scales `[...]` in float32. A vector of zeros has scale 0. A vector

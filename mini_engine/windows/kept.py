@@ -5,8 +5,8 @@
                                           ↑                 behind 6, but not behind 3 or 1
 
 A request that begins behind n tokens needs group 0 for all n, and the other groups for the last W - 1 of them. So most
-companions can go, one by one, while the tree keeps its blocks (SGLang calls what is left a tombstone). Those go first
-that no request has begun with; those at a place where one did, or can be expected to, go after the tree's own leaves.
+companions can go, one by one, while the tree keeps its blocks (SGLang calls what is left a tombstone). Which ones go
+before the tree gives up a block of its own, and which ones after that, decides what the cache is worth.
 
 All of it is in numbers: a companion has the tree as one of its holders, and requests as others (lesson 8's counts).
 """
@@ -27,15 +27,17 @@ class KeptWindows:
 
     Attributes:
         companions: every one that the tree holds.
-        spare, places: those that nothing else holds, the least recently used first. `spare` are given up first.
+        proven: blocks in the window of a place: an end where a request has begun, or is expected to.
+        spare, places: two queues of evictable companions, which nothing but the tree holds. Each of these is in one of
+            them; the first of a queue goes first. `trim` and `evict` take from them.
     """
 
     def __init__(self, allocator: RefCountedAllocator, window: int, num_groups: int) -> None:
         self.allocator, self.window, self.num_groups = allocator, window, num_groups
         self.companions: dict[int, Companion] = {}
+        self.proven: set[int] = set()
         self.spare: dict[int, None] = {}
         self.places: dict[int, None] = {}
-        self.proven: set[int] = set()
 
     @property
     def num_evictable(self) -> int:
@@ -73,16 +75,20 @@ class KeptWindows:
         """Return the companions of `blocks`, in order, for a request that begins with them.
 
         It holds them from now on, beside the tree and perhaps other requests (`allocator.share`), so none of them is
-        evictable: neither in `spare` nor in `places`. That a request began here is a proof that others may: `prove`.
+        evictable: neither in `spare` nor in `places`. That a request began here is a proof that others may: `proven`.
         """
-        self.prove(blocks)
+        self.proven.update(blocks)
         for block in blocks:
             self.allocator.share(self.companions[block])
+            self.spare.pop(block, None)
             self.places.pop(block, None)
         return [self.companions[block] for block in blocks]
 
     def prove(self, blocks: Iterable[int]) -> None:
-        """Mark the companions that these blocks have as a place where requests begin."""
+        """Note that these blocks lie in the window of a place where requests begin, as far as they have companions.
+
+        A companion that is evictable stays so, but may be worth more from now on than the other ones.
+        """
         for block in blocks:
             if block in self.companions:
                 self.proven.add(block)
@@ -97,7 +103,10 @@ class KeptWindows:
             self.companions[block] = companion
 
     def release(self, block: int, companion: Companion) -> None:
-        """Note that a request no longer holds these blocks: they may be evictable now."""
+        """Note that a request has just given up `companion`, which it held for `block` of the tree.
+
+        It is evictable from now on if it is what the tree keeps for `block`, and nothing else holds it any more.
+        """
         if self.companions.get(block) == companion and self.allocator.counts[companion[0]] == 1:
             (self.places if block in self.proven else self.spare)[block] = None
 
@@ -110,13 +119,17 @@ class KeptWindows:
             self.allocator.free(companion)
 
     def trim(self, num_blocks: int) -> None:
-        """Free `num_blocks` blocks of spare companions, or all of them if there are fewer."""
+        """Free `num_blocks` blocks before the tree gives up any of its own, or as many as are worth less than those.
+
+        `_evict` drops companions, and so does the tree when it gives up a block of its own.
+        """
         self._evict(self.spare, num_blocks)
 
     def evict(self, num_blocks: int) -> None:
-        """Free `num_blocks` blocks of the other companions, or all of them if there are fewer."""
+        """Free `num_blocks` blocks when the tree has no leaf left to give up, or all that are evictable."""
         self._evict(self.places, num_blocks)
 
     def _evict(self, queue: dict[int, None], num_blocks: int) -> None:
+        """Drop companions from the front of a queue until `num_blocks` blocks are free or it is empty."""
         for block in list(queue)[: max(0, -(-num_blocks // self.num_groups))]:
             self.drop(block)

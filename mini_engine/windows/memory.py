@@ -219,11 +219,11 @@ class WindowMemory(CacheMemory):
         return 1 + self.num_groups
 
     def trim(self, num_blocks: int) -> None:
-        """Free `num_blocks` blocks of spare companions, or all of them if there are fewer."""
+        """Free `num_blocks` blocks of companions before the tree gives up any of its own, or as many as may go then."""
         self.kept.trim(num_blocks)
 
     def evict(self, num_blocks: int) -> None:
-        """Free `num_blocks` blocks of the other companions, or all of them if there are fewer."""
+        """Free `num_blocks` blocks of companions when the tree has no leaf left, or all of them if there are fewer."""
         self.kept.evict(num_blocks)
 
     def drop(self, node: Node, blocks: Iterable[int]) -> None:

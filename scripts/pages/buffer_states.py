@@ -5,7 +5,7 @@ from pathlib import Path
 from scripts import ROOT
 from scripts.traces.pictures import style
 
-from mini_engine.handover.stage import TRANSITIONS, Event, State
+from mini_engine.handover.stage import Event, State, transitions
 
 PICTURE = ROOT / "lessons" / "l19_handover" / "buffers.svg"
 WIDTH, HEIGHT, BOX_W, BOX_H = 752, 330, 104, 44
@@ -38,7 +38,7 @@ def edges() -> dict[tuple[State, State], list[Event]]:
         ValueError: the table has a transition without an arrow in this picture, or the other way round.
     """
     found: dict[tuple[State, State], list[Event]] = {}
-    for (before, event), after in TRANSITIONS.items():
+    for (before, event), after in transitions().items():
         found.setdefault((before, after), []).append(event)
     if found.keys() != ARROWS.keys():
         raise ValueError(f"the table and the picture differ in {found.keys() ^ ARROWS.keys()}; change ARROWS")

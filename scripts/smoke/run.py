@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from scripts.smoke.arguments import load_ours, tokenizer_of
 from scripts.smoke.divergence import explain
@@ -20,8 +20,13 @@ from scripts.smoke.hugging_face import hf_generate, load_hf
 from scripts.smoke.report import Divergence, Report, RequestReport, equal_prefix, print_json, show
 
 from mini_engine.cli.parser import guard
-from mini_engine.engine.request import Request
 from mini_engine.model.kinds import Latent, State
+
+
+class Answered(Protocol):
+    """A request that has ended: lesson 5's, which earlier lessons do without."""
+
+    output_ids: list[int]
 
 
 @dataclass
@@ -55,7 +60,7 @@ class Outcome:
         self.faults += [] if holds else [otherwise]
         return self
 
-    def repeating(self, earlier: Iterable[Request], otherwise: str) -> "Outcome":
+    def repeating(self, earlier: Iterable[Answered], otherwise: str) -> "Outcome":
         """Add `otherwise` to the faults unless these requests were given the same answers. Return this outcome."""
         return self.requiring(self.outputs == [request.output_ids for request in earlier], otherwise)
 

@@ -1,10 +1,15 @@
-"""Course machinery. The capstone page: each thread is rebuilt in lines that run.
+"""Course machinery. The capstone and the interview page: each thread, and each answer, is rebuilt in lines that run.
 
-Protects readers from a reproduction that no longer shows anything: the engine's names move, and a block without an
-assertion would go on passing.
+Protects readers from an experiment that no longer shows anything: the engine's names move, a block without an assertion
+would go on passing, and a command would print other figures than the page.
 """
 
 import ast
+import os
+import shlex
+import subprocess
+import sys
+from itertools import pairwise
 
 import pytest
 
@@ -12,21 +17,39 @@ from lessons._course.pages import Block, Page
 from lessons._course.places import Places
 
 ROOT = Places.find().root
-PAGE = Page.read(ROOT / "lessons" / "capstone.md")
+CAPSTONE, INTERVIEW = (Page.read(ROOT / "lessons" / name) for name in ("capstone.md", "interview.md"))
 MOST_LINES = 30
-BLOCKS = [block for block in PAGE.blocks if block.language == "python"]
+BLOCKS = [(page, block) for page in (CAPSTONE, INTERVIEW) for block in page.blocks if block.language == "python"]
+PRINTED = [(one, two) for one, two in pairwise(INTERVIEW.blocks) if (one.language, two.language) == ("bash", "text")]
 
 
-def title_of(block: Block) -> str:
+def title_of(page: Page, block: Block) -> str:
     return max(
-        (heading for heading in PAGE.headings if heading.line < block.line), key=lambda heading: heading.line
+        (heading for heading in page.headings if heading.line < block.line), key=lambda heading: heading.line
     ).text
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=title_of)
-def test_the_lines_run_are_few_and_show_both_results(block):
+@pytest.mark.parametrize("page, block", BLOCKS, ids=[title_of(page, block) for page, block in BLOCKS])
+def test_the_lines_run_are_few_and_show_both_results(page, block):
     source = "\n".join(block.lines)
     code = ast.parse(source)
     assert len(block.lines) <= MOST_LINES
     assert sum(isinstance(node, ast.Assert) for node in ast.walk(code)) >= 2, "what is wrong, and what is right"
-    exec(compile(code, title_of(block), "exec"), {"__name__": "capstone"})
+    exec(compile(code, title_of(page, block), "exec"), {"__name__": page.path.stem})
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("command, shown", PRINTED, ids=[title_of(INTERVIEW, command) for command, _ in PRINTED])
+def test_a_command_prints_each_line_below_it(command, shown):
+    """The page may leave lines out, and spaces between columns."""
+    words = [sys.executable, *shlex.split(command.lines[0])[1:]]
+    env = os.environ | {"COLUMNS": "200"}
+    said = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, encoding="utf-8", check=True).stdout
+    printed = [line.split() for line in said.splitlines()]
+    assert [line for line in shown.lines if line.split() not in printed] == []
+
+
+def test_there_are_twenty_questions_in_order_and_each_answer_is_folded():
+    asked = [heading for heading in INTERVIEW.headings if heading.level == 3]
+    assert [int(heading.text.partition(".")[0]) for heading in asked] == list(range(1, 21))
+    assert all(INTERVIEW.lines[heading.line + 1].startswith("<details") for heading in asked)

@@ -14,7 +14,7 @@ from scripts import ROOT
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
-from tests.course.looks import each_way
+from tests.course.looks import REPOSITORY, each_way
 from tests.course.test_words import TERMS
 
 LESSONS = read_lessons(Places.find())
@@ -57,6 +57,8 @@ def test_every_link_and_anchor_leads_somewhere(way, site_folders):
             continue
         outside = [link for link in page.fetched if re.match(r"(https?:)?//", link)]
         assert not outside, f"{base} would fetch {outside}"
+        if any("/course.css" in link for link in page.fetched):  # no embedded player
+            assert f"{REPOSITORY}/discussions" in page.targets, f"{base} has no place to ask"
         for link in page.targets + page.fetched:
             if re.match(r"[a-z][a-z0-9+.-]*:", link):
                 continue

@@ -38,6 +38,7 @@ TYPED = {  # what a reader types: a page that must be among the first results
     "disaggregation": "l19_handover/",
     "tool call": "l20_agents/",
     "grading": "teachers/",
+    "interview": "interview/",
     "benchmark": "ladder/",
     "preemption": "l5_scheduler/",
     "chunked prefill": "l5_scheduler/",

@@ -13,6 +13,7 @@ from tests.kernels.cases import make_case
 pytestmark = pytest.mark.task(2)
 MIXED = [(1, 9), (4, 4), (3, 8), (1, 1), (0, 5), (5, 14)]  # (q_len, kv_len)
 SCALE = 32**-0.5  # of the cases' heads
+NAN = "NaN. Was a block behind the window read, has a query seen no key, or is -inf minus -inf computed?"
 
 
 def without_holes(lengths, window):
@@ -22,15 +23,14 @@ def without_holes(lengths, window):
 
 def check(case, teach):
     out = paged_attention(*case.inputs, case.window)
-    assert not out.isnan().any(), (
-        f"{teach}: NaN. Was a block behind the window read, has a query seen no key, or is -inf minus -inf computed?"
-    )
+    assert not out.isnan().any(), f"{teach}: {NAN}"
     error = case.error_of(out)
     assert error < 1e-5, f"{teach}: relative error {error:.2g} against a dense mask in float64"
 
 
 def test_the_window_begins_after_the_key_at_position_minus_window():
     before = attend(make_case([(1, 9)]), 9, window=3)  # position 8 sees the keys 6, 7 and 8
+    assert not before.isnan().any(), f"a decode of 9 tokens with a window of 3 and blocks of 4: {NAN}"
     for key, seen in ((5, False), (6, True)):
         changed = make_case([(1, 9)])
         block, offset = int(changed.batch.block_table[0, key // 4]), key % 4

@@ -13,14 +13,22 @@ SIZE = 4
 
 def kept(window=6, blocks=(), num_groups=1):
     """Return KeptWindows with companions for these blocks of the tree, held by nothing else."""
-    allocator = RefCountedAllocator(200, SIZE)
-    one = KeptWindows(allocator, window, num_groups)
+    one = KeptWindows(RefCountedAllocator(200, SIZE), window, num_groups)
     for block in blocks:
-        companion = tuple(allocator.alloc_blocks(num_groups))
-        one.keep(block, companion)
-        allocator.free(companion)
-        one.release(block, companion)
+        one.companions[block] = tuple(one.allocator.alloc_blocks(num_groups))
+        one.spare[block] = None
     return one
+
+
+def left(one, *blocks, proven=()):
+    """Let a request compute these blocks, leave companions to the tree, prove some, and end."""
+    held = {block: tuple(one.allocator.alloc_blocks(one.num_groups)) for block in blocks}
+    for block, companion in held.items():
+        one.keep(block, companion)
+    one.prove(proven)
+    for block, companion in held.items():
+        one.allocator.free(companion)
+        one.release(block, companion)
 
 
 @pytest.mark.task(6)
@@ -64,55 +72,85 @@ def test_looking_is_not_using():
     assert list(one.spare) == before and not one.places, "`peek` asks at every step; only `use` counts"
 
 
-def test_spare_companions_go_first_and_places_on_demand():
-    one = kept(6, [10, 11, 12, 13], num_groups=2)
-    one.prove([12, 13])
-    one.trim(3)
-    assert list(one.companions) == [12, 13], "two companions of two blocks each had to go"
-    one.trim(100)
-    assert list(one.companions) == [12, 13], "what a request may begin with is not spare"
-    one.evict(1)
-    assert list(one.companions) == [13] and one.num_evictable == 2
-
-
 @pytest.mark.task(7)
 def test_a_companion_in_use_is_not_evictable():
     one = kept(6, [10, 11, 12], num_groups=2)
+    one.places[12] = one.spare.pop(12)  # it may be in either queue
     expected = [one.companions[11], one.companions[12]]
     used = [tuple(companion) for companion in one.use([11, 12])]
     assert used == expected, "return the companions, in the order of the blocks"
     counts = [one.allocator.counts[block] for companion in used for block in companion]
     assert counts == [2] * 4, "the request holds them beside the tree: `share`"
     assert one.num_evictable == 2, "only the companion of block 10 is evictable: a request reads the others"
-    one.trim(9), one.evict(9)
-    assert list(one.companions) == [11, 12], "a request reads these"
-    assert [one.allocator.counts[block] for companion in used for block in companion] == [2] * 4, "evicted while in use"
+    assert [*one.spare, *one.places] == [10], "the others are in neither queue while a request reads them"
+    one.use([11])
+    assert one.allocator.counts[used[0][0]] == 3, "the tree and two requests"
 
 
 @pytest.mark.task(7)
 def test_where_a_request_began_another_may():
-    one = kept(6, [10, 11])
-    for _ in range(2):
-        [companion] = one.use([11])
+    one = kept(6, [10, 11, 12])
+    one.use([11, 12])
+    assert one.proven == {11, 12}, "a request began behind block 12, so their companions are worth more: `proven`"
+
+
+@pytest.mark.task(8)
+@pytest.mark.parametrize("when", ["while a request holds its window", "when its window is evictable already"])
+def test_before_any_block_of_the_tree_only_windows_go_that_no_request_needs(when):
+    one = kept()
+    is_held = when.startswith("while")
+    left(one, 10, 11, 12, 13, proven=[12, 13] if is_held else [])
+    if not is_held:
+        one.prove([12, 13])
+    assert one.num_evictable == 4, "each companion that only the tree holds is in one queue, and in one only"
+    one.trim(99)
+    assert {12, 13} <= set(one.companions), (
+        f"place proven {when}: requests begin behind block 13. Without the windows of blocks 12 and 13 they find none "
+        "of the tree's blocks, so these windows are worth more than a leaf of the tree"
+    )
+    assert set(one.companions) == {12, 13}, (
+        "no request begins behind blocks 10 or 11, so their windows go before any block of the tree does"
+    )
+    one.evict(99)
+    assert not one.companions, "the tree has no leaf left: what is left goes too"
+
+
+@pytest.mark.task(8)
+@pytest.mark.parametrize("of", ["trim", "evict"])
+def test_no_more_windows_go_than_have_to_and_the_oldest_first(of):
+    one = kept(num_groups=2)
+    left(one, 10, 11, 12, 13)
+    if of == "evict":
+        one.prove([10, 11, 12, 13])
+    give_up = getattr(one, of)
+    free = one.allocator.num_free
+    for num_blocks, expected in ((-1, [10, 11, 12, 13]), (0, [10, 11, 12, 13]), (1, [11, 12, 13]), (3, [13])):
+        give_up(num_blocks)
+        assert list(one.companions) == expected, f"{of}({num_blocks}): a companion has two blocks, the oldest go first"
+    assert one.allocator.num_free == free + 6, "their blocks are free"
+
+
+@pytest.mark.task(8)
+def test_what_a_request_reads_is_not_evictable():
+    one = kept(blocks=[10])
+    [companion] = one.companions.values()
+    one.spare.clear(), one.allocator.share(companion), one.allocator.share(companion)  # two requests begin with it
+    for num_readers in (1, 0):
         one.allocator.free(companion)
-        one.release(11, companion)
-        assert list(one.places) == [11], (
-            "a request began here, so its companion is worth more than a spare one: `prove`"
-        )
-        assert list(one.spare) == [10], "no request has begun behind block 10"
+        one.release(10, companion)
+        assert one.num_evictable == 1 - num_readers, f"{num_readers} requests still read it, and the tree keeps it"
 
 
-@pytest.mark.task(7)
-def test_a_companion_is_free_for_eviction_only_when_the_last_request_has_released_it():
-    one = kept(6, [10])
-    [companion] = one.use([10])
-    one.use([10])
-    assert one.allocator.counts[companion[0]] == 3, "the tree and two requests"
-    one.allocator.free(companion)
-    one.release(10, companion)
-    assert one.num_evictable == 0, "one of two requests still reads it"
+@pytest.mark.task(8)
+def test_a_block_without_a_companion_proves_nothing():
+    one = kept()
+    one.prove([10])
+    left(one, 10)
+    one.trim(1)
+    assert not one.companions, "block 10 had no companion to be proven; later its id may stand for another text"
 
 
+@pytest.mark.task(8)
 def test_another_copy_of_the_same_text_is_not_the_trees():
     """Two requests compute the same tokens at once: the tree keeps one's blocks, and the other frees its own."""
     one = kept(6)

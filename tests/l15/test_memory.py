@@ -38,7 +38,6 @@ def test_adopted_blocks_have_one_more_holder_and_are_not_evictable():
         counts = [kv.allocator.counts[block] for block in row[7:]]
         assert counts == [2, 2], "the tree and the request hold the blocks of the last window"
     assert kv.kept.num_evictable == kept - 4, "what a request holds is not evictable: two blocks in each of two groups"
-    kv.kept.trim(100), kv.kept.evict(100)
     kv.check_reads("r", TEXT, 36, 36)
 
 

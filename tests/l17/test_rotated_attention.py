@@ -1,5 +1,6 @@
 """Lesson 17. Attention over rows: queries are rotated as the rows are, results are rotated back, rows never are."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -76,11 +77,13 @@ def test_only_the_sequences_own_rows_are_read():
 @pytest.mark.task(5)
 def test_a_sequence_without_queries_is_left_out():
     (k, v), _ = caches()
-    starts = torch.tensor([0, 0, 1], dtype=torch.int32)
-    q = some(1, HEADS, DIM)
-    got = reference_attention(q, four_bytes(k), four_bytes(v), BATCH._replace(cu_seqlens_q=starts), SCALE, rows=exact())
-    expected = paged_attention(q, k, v, BATCH._replace(cu_seqlens_q=starts), SCALE)
+    batch, q, read = BATCH._replace(cu_seqlens_q=torch.tensor([0, 0, 1], dtype=torch.int32)), some(1, HEADS, DIM), []
+    rows = replace(exact(), unpack=lambda rows, *rest: read.append(rows.numel()) or numbers(rows, *rest))
+    got = reference_attention(q, four_bytes(k), four_bytes(v), batch, SCALE, rows=rows)
+    expected = paged_attention(q, k, v, batch, SCALE)
     assert got.shape == (1, HEADS, DIM) and float((got - expected).abs().max()) < 1e-5
+    most = 2 * 2 * BLOCK * KV_HEADS * 4 * DIM  # K and V of the second sequence's two blocks, in bytes
+    assert sum(read) <= most, "the first sequence has no query in this step: do not read its rows"
 
 
 @pytest.mark.task(5)

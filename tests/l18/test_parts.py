@@ -7,7 +7,7 @@ import torch
 
 from mini_engine.distributed.tensor_parallel.shard import part_of
 
-CONFIG = SimpleNamespace(key_dim=4, value_dim=8)  # of a hybrid's delta nets: queries 4, keys 4, values 8
+CONFIG = SimpleNamespace(vocab_size=5, key_dim=4, value_dim=8)  # a hybrid's delta nets: queries 4, keys 4, values 8
 LAYER = "model.layers.3."
 
 

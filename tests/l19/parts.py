@@ -6,7 +6,7 @@ from mini_engine.handover.extras import ExtraBuffers
 from mini_engine.handover.protocol import Ask
 from mini_engine.handover.receiver import ReceivingConnector
 from mini_engine.handover.sender import SendingConnector
-from mini_engine.handover.stage import TRANSITIONS, BrokenProtocol, Event, Stage, State
+from mini_engine.handover.stage import BrokenProtocol, Event, Stage, State
 from mini_engine.handover.transfers import Transfers
 from tests.shared.tier_cells import SIZE, Cells, digests
 
@@ -21,6 +21,19 @@ class Memory:
 def stage_of(num_buffers):
     """Return a stage whose buffers are as large as a block of `Cells`."""
     return Stage(Memory(num_buffers * Cells.payload_bytes), num_buffers, Cells.payload_bytes)
+
+
+def following(state, event):
+    """Return the state after an event, by what states mean; None if the event is impossible."""
+    is_senders = state in (State.LENT, State.OWED)
+    possible = {Event.LEND: state is State.FREE, Event.FILL: is_senders, Event.TAKE: state is State.FILLED}
+    if not possible.get(event, state is not State.FREE) or (state, event) == (State.OWED, Event.CANCEL):
+        return None
+    if event is Event.LEND:
+        return State.LENT
+    if event in (Event.FILL, Event.CANCEL) and is_senders:
+        return State.FILLED if (state, event) == (State.LENT, Event.FILL) else State.OWED
+    return state if state is State.FILLED and event in (Event.END, Event.LOSE) else State.FREE
 
 
 class Ledger:
@@ -38,10 +51,10 @@ class Ledger:
 
     def happen(self, event, buffers):
         for buffer in buffers:
-            if (self.states[buffer], event) not in TRANSITIONS:
+            if following(self.states[buffer], event) is None:
                 raise BrokenProtocol(f"{event.value} happened to buffer {buffer}, which is {self.states[buffer].value}")
         for buffer in buffers:
-            self.states[buffer] = TRANSITIONS[self.states[buffer], event]
+            self.states[buffer] = following(self.states[buffer], event)
         return list(buffers)
 
 

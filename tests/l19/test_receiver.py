@@ -47,13 +47,6 @@ def test_a_prompt_is_asked_for_and_waits():
     assert found.num_tokens == 4 * SIZE, "four blocks have been asked for"
 
 
-def test_a_prompt_that_no_sender_can_compute_is_counted_once():
-    receiver = Receiver(num_senders=0)
-    for _ in range(2):
-        assert receiver.matched(TEXT) == NO_MATCH
-    assert receiver.connector.stats[0].events["fallbacks"] == 1
-
-
 @pytest.mark.parametrize(("length", "num_computed"), [(1, 0), (SIZE, 0), (4 * SIZE + 1, 4 * SIZE)])
 def test_a_prompt_without_a_whole_block_to_hand_over_is_not_asked_for(length, num_computed):
     """Also where prompts of any length may be: `min_tokens` is 0."""
@@ -141,6 +134,16 @@ def test_what_is_computed_here_does_not_wait(namespace, min_tokens, num_senders)
         assert receiver.matched(TEXT, namespace, may_wait=True) == NO_MATCH, "asked[key] is None: it is computed here"
     assert receiver.senders.sent == [], "no sender is asked"
     assert receiver.num_waits == 0, "and nothing is waited for"
+
+
+@pytest.mark.task(5)
+def test_what_is_computed_here_is_decided_once():
+    receiver = Usable(num_senders=0)
+    receiver.matched(TEXT)
+    receiver.senders.number = 1
+    assert receiver.matched(TEXT) == NO_MATCH, "asked[key] is None: decided, though a worker is back meanwhile"
+    assert receiver.senders.sent == [], "no sender is asked for what is computed here"
+    assert receiver.connector.stats[0].events["fallbacks"] == 1, "one prompt, however often it is looked at"
 
 
 @pytest.mark.task(5)

@@ -11,7 +11,7 @@ from tests.shared.trees import SIZE, tokens
 
 
 def hashes(*names, namespace=None):
-    """Return the hashes of a text's blocks, from the keys by which lesson 13's router knows them."""
+    """Return the hashes of a text's blocks, from the keys by which a router knows them."""
     return [short_hash(key) for key in block_keys(tokens(*names), namespace, SIZE)]
 
 
@@ -28,7 +28,7 @@ def test_new_blocks_are_one_event_with_the_router_s_hashes():
     log = EventLog(SIZE)
     stored(log, (1, 2), [5, 6])
     assert log.take() == [BlockStored(hashes(1, 2), None, tokens(1, 2), SIZE)], (
-        "one event for both blocks; they begin a text, so they have no parent; a router looks up lesson 13's keys"
+        "one event for both blocks; they begin a text, so they have no parent; a router looks up the same keys"
     )
 
 

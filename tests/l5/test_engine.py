@@ -63,7 +63,7 @@ def fixed(run):
     requests = [request_of(4, name="a", computed=4, outputs=[9]), request_of(6, name="b"), request_of(9, name="c")]
     chunks = [Chunk(request, *span, [1, 2]) for request, span in zip(requests, [(4, 5), (0, 6), (0, 4)], strict=True)]
     scheduler = FixedScheduler(requests, chunks)
-    return Engine(stub_config(), scheduler, SimpleNamespace(run=run)), scheduler, requests
+    return Engine(stub_config(), scheduler, SimpleNamespace(run=run, fault="")), scheduler, requests
 
 
 def names(requests):
@@ -168,6 +168,27 @@ def test_ctrl_c_in_a_step_is_not_a_failed_step(signal):
     why = "the requests are not to blame: catch Exception, and let everything else through"
     assert went_through, f"step raised nothing where {signal.__name__} is expected; {why}"
     assert scheduler.log == [], why
+
+
+@pytest.mark.task(7)
+def test_a_dead_engine_is_not_a_failed_step():
+    def die(chunks):
+        raise EngineDead("block 3 is lost")
+
+    engine, scheduler, _ = fixed(die)
+    all_requests = list(scheduler.requests.values())
+    try:
+        engine.step()
+        went_through = False
+    except EngineDead:
+        went_through = True
+    assert went_through, (
+        "step raised nothing where EngineDead is expected: no step can run any more, and the caller has to know. "
+        "Let it through before you catch Exception"
+    )
+    assert {r.id: r.error for r in all_requests} == dict.fromkeys(
+        ("a", "b", "c", "waits"), "EngineDead: block 3 is lost"
+    ), "one_at_a_time ends every request, the waiting one too: keep the decorator"
 
 
 @pytest.mark.task(7)
@@ -378,7 +399,6 @@ def test_an_engine_whose_requests_cannot_be_released_ends_them_all_and_runs_no_m
         assert request.finish_reason == "stop"
     elif end == "preemption":
         monkeypatch.setattr(engine.scheduler, "make_room", lambda: engine.scheduler.preempt(request))
-    monkeypatch.setattr(engine.runner, "fault", "", raising=False)
     with pytest.raises(EngineDead, match="the books do not balance"):
         for _ in range(20):
             engine.step()

@@ -112,7 +112,7 @@ def remember(kv, tokens) -> list[int]:
                 kv.slots[own, position % kv.size] = (group, tuple(tokens[: position + 1]))
         kv.kept.keep(block, companion)
         kv.allocator.free(companion)
-        kv.kept.release(block, companion)
+        kv.kept.spare[block] = None
     return blocks
 
 
