@@ -19,7 +19,7 @@ from lessons._course.places import Places
 from lessons._course.report import Failure, Report, SmokeReport, TaskReport, TestResult
 from lessons._course.runner import Command, Launch, Spawned, run_until
 from lessons._course.smoke import SmokeRun
-from lessons._course.student import StudentFile, student_files, unwritten
+from lessons._course.student import StudentFile, bodies_of, student_files, unwritten
 from lessons._course.task_tests import files_of_tasks
 
 CHOSEN = "only the selected tests were run"
@@ -111,7 +111,7 @@ class Check:
         return python_environment(self.places) | {
             "KV_COURSE_OVERLAY": json.dumps({file.import_name: str(file.path) for file in self.files}),
             "KV_COURSE_BLOCKED": json.dumps(self.blocked),
-            "KV_COURSE_FILLED": json.dumps(self._filled()),
+            "KV_COURSE_FILLED": json.dumps(bodies_of(self.lesson, self.files, self.filled)),
             "KV_COURSE_SWAPS": json.dumps(self._swaps()),
             "KV_COURSE_TEST_SECONDS": str(self.test_seconds),
             "KV_COURSE_LAST_SECONDS": str(self.seconds * MOST_TIMES + 10),
@@ -127,18 +127,6 @@ class Check:
             for target in task.targets
             if target.file in files and task.number not in self.blank | self.filled
         ]
-
-    def _filled(self) -> dict[str, dict[str, Any]]:
-        """Return which bodies of each module are the reference's."""
-        found = {
-            file: [s for s, t in self.lesson.tasks_in(file.module).items() if t.number in self.filled]
-            for file in self.files
-        }
-        return {
-            file.import_name: {"reference": str(file.reference), "symbols": symbols}
-            for file, symbols in found.items()
-            if symbols
-        }
 
     def _start_smoke(self, smoke: SmokeRun) -> None:
         smoke.start(self._environment(), self.test_seconds * SMOKE_FACTOR)

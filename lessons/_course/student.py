@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lessons._course.catalog import Lesson
 from lessons._course.places import CourseError, Places
@@ -193,6 +194,16 @@ def unwritten(lesson: Lesson, files: list[StudentFile]) -> set[int]:
             continue
         tasks |= {task.number for symbol, task in lesson.tasks_in(file.module).items() if symbol in blank}
     return tasks
+
+
+def bodies_of(lesson: Lesson, files: list[StudentFile], tasks: Collection[int]) -> dict[str, dict[str, Any]]:
+    """Return, by module, the reference's file and the symbols of these tasks, whose bodies come from there."""
+    found = {file: [s for s, t in lesson.tasks_in(file.module).items() if t.number in tasks] for file in files}
+    return {
+        file.import_name: {"reference": str(file.reference), "symbols": symbols}
+        for file, symbols in found.items()
+        if symbols
+    }
 
 
 def line_of(file: StudentFile, symbol: str) -> int:

@@ -17,10 +17,11 @@ from typing import Any
 from lessons._course.catalog import Lesson
 from lessons._course.desk import COMMAND, Desk
 from lessons._course.environment import python_environment
+from lessons._course.order import is_stop
 from lessons._course.output import last_lines
 from lessons._course.places import CourseError, Places
 from lessons._course.runner import Command, Spawned, run_until
-from lessons._course.student import StudentFile, student_files, unwritten
+from lessons._course.student import StudentFile, bodies_of, student_files, unwritten
 from lessons._course.verdict import need_files
 
 RECORDER = "scripts.traces.record"
@@ -65,13 +66,15 @@ def show_own_run(desk: Desk, lesson: Lesson, *, seconds: float, browser: bool, a
     recorded = course_trace(lesson)
     files = student_files(lesson, desk.places)
     need_files(files, lesson, desk.places)
-    if blank := unwritten(lesson, files):
+    blank = unwritten(lesson, files)
+    if blank and not is_stop(lesson, blank):
         task = lesson.task(min(blank))
         raise CourseError(
-            f"Task {task.number} is not written yet: {task.title}. The picture shows your run once every task is "
-            f"written; see: {COMMAND} check {lesson.number}"
+            f"Task {task.number} is not written yet: {task.title}. The picture shows your run at a stop, and once "
+            f"every task is written; see: {COMMAND} check {lesson.number}"
         )
-    run = OwnRun(record(lesson, desk.places, files, recorded, seconds), read_trace(recorded))
+    filled = bodies_of(lesson, files, blank)
+    run = OwnRun(record(lesson, desk.places, files, filled, recorded, seconds), read_trace(recorded))
     page = desk.places.work / f"l{lesson.number}" / PAGE
     page.write_text(page_of(lesson, run, desk.places), encoding="utf-8", newline="\n")
     at = run.differs_at
@@ -105,10 +108,23 @@ def read_trace(path: Path) -> dict[str, Any]:
     return json.loads(body[: body.rindex(";")])
 
 
-def record(lesson: Lesson, places: Places, files: list[StudentFile], recorded: Path, seconds: float) -> dict[str, Any]:
-    """Run the lesson's recorder on the student's files in a separate process and return the trace."""
+def record(
+    lesson: Lesson,
+    places: Places,
+    files: list[StudentFile],
+    filled: dict[str, dict[str, Any]],
+    recorded: Path,
+    seconds: float,
+) -> dict[str, Any]:
+    """Run the lesson's recorder on the student's files in a separate process and return the trace.
+
+    filled: the bodies that are the reference's (`bodies_of`).
+    """
     overlay = {file.import_name: str(file.path) for file in files}
-    env = python_environment(places) | {"KV_COURSE_OVERLAY": json.dumps(overlay)}
+    env = python_environment(places) | {
+        "KV_COURSE_OVERLAY": json.dumps(overlay),
+        "KV_COURSE_FILLED": json.dumps(filled),
+    }
     with tempfile.TemporaryDirectory(prefix="lessons-", ignore_cleanup_errors=True) as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
         arguments = ["-m", RECORDER, "--only", read_trace(recorded)["id"], "--to", folder]

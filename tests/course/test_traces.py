@@ -21,6 +21,7 @@ import pytest
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import WORK_VARIABLE, Places
+from tests.course.proofs import written
 
 PLACES = Places.find()
 PATHS = {
@@ -155,6 +156,18 @@ def test_a_right_run_of_the_students_own_is_the_courses(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     shown = traces_of(folder / "trace.html")
     assert list(shown) == ["mine"] and shown["mine"]["frames"] == TRACES["l2-pool"]["frames"]
+
+
+@pytest.mark.nightly
+def test_a_run_at_a_stop_is_the_courses(tmp_path):
+    """Tasks 3 to 5 are beyond lesson 10's core; a run with a core task missing is refused."""
+    lesson = next(lesson for lesson in read_lessons(PLACES) if lesson.number == 10)
+    written(lesson, tmp_path, [1])
+    assert "Task 2 is not written yet" in check_trace(10, tmp_path).stderr
+    written(lesson, tmp_path, [1, 2])
+    done = check_trace(10, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert traces_of(tmp_path / "l10" / "trace.html")["mine"]["frames"] == TRACES["l10-capture"]["frames"]
 
 
 @pytest.mark.nightly
