@@ -12,7 +12,9 @@ from lessons._course.show import View, make_console
 from lessons._course.tracks import Syllabus, read_syllabus
 from lessons._course.verdict import Verdict, judge
 
+CERTIFICATE = f"For a page that says what you have passed:  {COMMAND} certificate --name YOURS"
 AFTERWARDS = (
+    CERTIFICATE,
     "After the course: your first pull request to vLLM or SGLang (lessons/capstone.md, with lessons/coming-from.md as",
     "a map), or something of your own with mini_engine (lessons/api.md). Left out here: lessons/whats-not-covered.md.",
 )
@@ -75,7 +77,8 @@ def next_steps(desk: Desk, entries: dict[str, Entry]) -> list[str]:
         return [f"First:  {COMMAND} doctor      is this machine ready?", *lines]
     core = desk.syllabus.core
     if n not in core.lessons and all(known[number].is_behind for number in core.lessons if number in known):
-        return ["You have passed the core. Electives come in any order, as far as column After allows.", *lines]
+        told = "You have passed the core. Electives come in any order, as far as column After allows."
+        return [told, *lines, CERTIFICATE]
     return lines
 
 

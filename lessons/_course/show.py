@@ -62,7 +62,8 @@ class View:
         for track in syllabus.tracks:
             own = track.of(lessons)
             hours = f"{sum(lesson.core_minutes for lesson in own) / 60:.1f} hours"
-            rows += [[""] * len(OVERVIEW)] if rows else []
+            if rows:
+                rows.append(["", "", "", "", ""])
             rows.append(["", Text.assemble((track.title, "bold"), f": {hours}"), "", "", ""])
             rows += [lesson_row(lesson, entries[lesson.id]) for lesson in own]
         show(self.console, OVERVIEW, rows, keys=2, ruled=False)

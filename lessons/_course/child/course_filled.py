@@ -16,7 +16,7 @@ from lessons._course.starter import Function, find_function
 
 def filled(name: str, source: bytes, path: str) -> ast.Module:
     """Return the syntax tree of the student's module with the bodies that are left for later."""
-    tree = compile(source, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    tree = ast.parse(source, path)
     told = json.loads(os.environ[FILLED])[name]
     reference = ast.parse(Path(told["reference"]).read_text(encoding="utf-8"))
     for symbol in told["symbols"]:
