@@ -21,8 +21,8 @@ def quantize4(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         codes uint8 `[..., D]` from 0 to 15, steps and leasts float16 `[..., groups]`: each number's code is that of the
-        nearest level as these two, stored, give it. A group of equal numbers has step 0. A group with NaN, infinity or numbers beyond float16's range has a step or a least that is not finite, so
-        the fault stays visible.
+        nearest level as these two, stored, give it. A group of equal numbers has step 0. A group with NaN, infinity or
+        numbers beyond float16's range has a step or a least that is not finite, so the fault stays visible.
     """
     x, dim = x.float(), x.shape[-1]
     if spare := -dim % GROUP:
