@@ -50,6 +50,7 @@ class Subscriber(Generic[ReplicaT]):
         self.held: deque[tuple[int, EventBatch]] = deque(maxlen=MOST_HELD)
         self.asked_at: float | None = None
         self.context = self.zmq.Context()
+        self.context.linger = 0  # a question that was never sent keeps no process, also of a subscriber not closed
         self.sub = self.context.socket(self.zmq.SUB)
         self.sub.set_hwm(HIGH_WATER_MARK)
         self.sub.setsockopt(self.zmq.SUBSCRIBE, TOPIC)

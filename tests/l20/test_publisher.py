@@ -390,6 +390,12 @@ def test_without_a_replay_a_gap_costs_what_was_known():
         assert made.blocks() == {3}, "block 1 may be gone since: too little is believed rather than too much"
 
 
+def test_a_subscriber_that_nobody_closes_waits_for_no_replica(sockets):
+    """Where a test fails, its subscriber is left to Python, which would wait for ever until the question is sent."""
+    lingers = [socket.linger for socket in (sockets.subscriber.sub, sockets.subscriber.dealer)]
+    assert lingers == [0, 0], "milliseconds for which the end of a context waits"
+
+
 def test_a_message_that_cannot_be_read_shows_as_a_gap(sockets):
     sockets.live(0, BlockStored([1], None, [1], 1))
     sockets.subscriber._receive([TOPIC, (1).to_bytes(8, "big"), b"\xc1"], False)
