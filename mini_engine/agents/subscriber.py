@@ -7,6 +7,7 @@ show it, and the publisher's ROUTER socket sends them again, or a snapshot.
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic
@@ -50,7 +51,6 @@ class Subscriber(Generic[ReplicaT]):
         self.held: deque[tuple[int, EventBatch]] = deque(maxlen=MOST_HELD)
         self.asked_at: float | None = None
         self.context = self.zmq.Context()
-        self.context.linger = 0  # a question that was never sent keeps no process, also of a subscriber not closed
         self.sub = self.context.socket(self.zmq.SUB)
         self.sub.set_hwm(HIGH_WATER_MARK)
         self.sub.setsockopt(self.zmq.SUBSCRIBE, TOPIC)
@@ -62,11 +62,13 @@ class Subscriber(Generic[ReplicaT]):
             self.dealer = self.context.socket(self.zmq.DEALER)
             self.dealer.connect(replay)
             self.poller.register(self.dealer, self.zmq.POLLIN)
+        self.close_sockets = weakref.finalize(self, shut, self.context, self.sub, self.dealer)
+        if replay is not None:
             self._ask(0)
 
     def close(self) -> None:
         """Close the sockets. Idempotent."""
-        self.context.destroy(linger=0)
+        self.close_sockets()
 
     def follow(self, stopping: threading.Event) -> None:
         """Read until `stopping` is set: the body of a thread."""
@@ -126,3 +128,11 @@ class Subscriber(Generic[ReplicaT]):
         self.num_forgotten += 1
         self.index.forget(self.replica, number, batch.publisher_id)
         self.index.apply(self.replica, number, batch)
+
+
+def shut(context: Any, *sockets: Any) -> None:
+    """Close the sockets, then their context. A context that Python collects first would wait for them for ever."""
+    for socket in sockets:
+        if socket is not None:
+            socket.close(linger=0)
+    context.term()
