@@ -59,6 +59,8 @@ def in_page(svg: str, name: str, words: str) -> str:
         rules += f".md-typeset .drawing-{name} {{ max-width: {round(float(box[1]) * 4 / 3)}px }}\n"
     svg = re.sub(r"<style>.*?</style>|<!--.*?-->|<title>.*?</title>|<desc>.*?</desc>", "", svg, flags=re.DOTALL)
     head, _, body = svg[svg.index("<svg") :].partition(">")
+    if kinds := re.search(r' class="([^"]*)"', head):  # its rules ask for this class above what they match
+        body = f'<g class="{kinds[1]}">{body.replace("</svg>", "</g></svg>")}'
     head = re.sub(r' (role|font-family|aria-label|aria-labelledby|class|width|height)="[^"]*"', "", head)
     role = "group" if "<a " in body else "img"  # links inside an image cannot be followed
     if IN_POINTS.search(svg):

@@ -18,6 +18,7 @@ from tests.course.looks import REPOSITORY, each_way
 from tests.course.test_words import TERMS
 
 LESSONS = read_lessons(Places.find())
+INLINED = re.compile(r'<svg[^>]* class="drawing drawing-([\w-]+)"[^>]*>\s*<style>(.*?)</style>(.*?)</svg>', re.DOTALL)
 DRAWN = re.compile(r"""url\(["']?#([^)"']+)""")
 
 
@@ -88,6 +89,18 @@ def test_every_arrowhead_and_pattern_that_a_page_refers_to_is_on_it(site_folders
         ids = set(re.findall(r'\bid="([^"]+)"', html))
         dead += [f"{path.parent.name}: url(#{name})" for name in DRAWN.findall(html) if name not in ids]
     assert not dead, dead
+
+
+def test_a_drawing_s_rules_find_the_classes_that_they_ask_for(site_folders):
+    """A rule for `.kv-art .free` needs an element of the first class above one of the second, or shapes stay black."""
+    for path in sorted(site_folders["http"].rglob("index.html")):
+        for name, rules, shapes in INLINED.findall(path.read_text(encoding="utf-8")):
+            used = {word for words in re.findall(r'class="([^"]*)"', shapes) for word in words.split()}
+            for selectors in re.findall(r"([^{}]+)\{", rules):
+                parts = selectors.split(",")[0].partition(f".drawing-{name} ")[2].split()
+                *above, last = [set(re.findall(r"\.([\w-]+)", part)) for part in parts or [""]]
+                if last and last <= used:
+                    assert not set().union(*above) - used, f"{path.parent.name}, {name}: {selectors.strip()!r}"
 
 
 def test_what_comes_from_npm_is_as_it_came():
