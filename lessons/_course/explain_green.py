@@ -4,6 +4,7 @@ from lessons._course.advice import Advice
 from lessons._course.catalog import Lesson, Task
 from lessons._course.checker import CHOSEN
 from lessons._course.messages import counted
+from lessons._course.output import listed
 from lessons._course.pointers import Pointers
 from lessons._course.report import Report
 from lessons._course.result import Result
@@ -74,8 +75,8 @@ def found(report: Report) -> str:
 
 def numbered(tasks: list[Task]) -> str:
     """Return "Task 4 is", or "Tasks 4, 5 and 6 are"."""
-    *first, last = [str(task.number) for task in tasks]
-    return f"Tasks {', '.join(first)} and {last} are" if first else f"Task {last} is"
+    numbers = listed(task.number for task in tasks)
+    return f"Tasks {numbers} are" if len(tasks) > 1 else f"Task {numbers} is"
 
 
 def borrowed(tasks: list[Task]) -> str:

@@ -1,7 +1,8 @@
-"""Course machinery. Shortens what processes print, and puts exit codes into words."""
+"""Course machinery. Shortens what processes print, and puts lists and exit codes into words."""
 
 import re
 import signal
+from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
 
@@ -50,6 +51,12 @@ def around(text: str, start: int, length: int = 40) -> str:
 def cut(text: str, most: int) -> str:
     """Return the beginning of a bytes literal without half an escape at its end."""
     return re.sub(r"\\(x[0-9a-f]?)?$", "", text[:most])
+
+
+def listed(values: Iterable[object], last: str = "and") -> str:
+    """Return "4", "4 and 1", "4, 1 and 0"."""
+    *first, final = map(str, values)
+    return f"{', '.join(first)} {last} {final}" if first else final
 
 
 def exit_in_words(code: int) -> str:

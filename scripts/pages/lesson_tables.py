@@ -9,9 +9,10 @@ from pathlib import Path
 
 from scripts import ROOT
 from scripts.pages.generated import fill
-from scripts.pages.tracks import bought, hours, in_words, minutes, plan_in_words
+from scripts.pages.tracks import bought, hours, minutes, plan_in_words
 
 from lessons._course.catalog import Lesson, read_lessons
+from lessons._course.output import listed
 from lessons._course.places import Places
 from lessons._course.tracks import Syllabus, Track, read_syllabus
 
@@ -92,7 +93,7 @@ def capstone(syllabus: Syllabus, page: str) -> str:
 
     def row(track: Track) -> list[str]:
         name = f"[{track.title.lower()}](#{track.id})"
-        return [name, in_words(track.lessons), old.get(name, ["", "", "–"])[2]]
+        return [name, listed(track.lessons), old.get(name, ["", "", "–"])[2]]
 
     return table(head, [row(track) for track in syllabus.tracks])
 

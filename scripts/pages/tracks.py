@@ -11,6 +11,7 @@ from scripts import ROOT
 import yaml
 
 from lessons._course.catalog import Lesson, read_lessons
+from lessons._course.output import listed
 from lessons._course.places import Places
 from lessons._course.tracks import Plan, Track, read_syllabus
 
@@ -56,18 +57,12 @@ def section(track: Track, shade: str, lessons: list[Lesson], told: dict[str, str
     return f'<section class="{shade}">{head}\n<ol>\n{stops}\n</ol></section>'
 
 
-def in_words(numbers: tuple[int, ...], last: str = "and") -> str:
-    """Return "0, 1 and 2"."""
-    *first, final = map(str, numbers)
-    return f"{', '.join(first)} {last} {final}" if first else final
-
-
 def plan_in_words(plan: Plan) -> str:
     """Return "lessons 0, 1 and 2, and the page of 3"."""
-    text = f"lessons {in_words(plan.lessons)}"
+    text = f"lessons {listed(plan.lessons)}"
     if plan.read:
-        text += f", and the page of {in_words(plan.read)}"
-    return text + (f", then {in_words(plan.then, 'or')}" if plan.then else "")
+        text += f", and the page of {listed(plan.read)}"
+    return text + (f", then {listed(plan.then, 'or')}" if plan.then else "")
 
 
 def plans(of: tuple[Plan, ...]) -> str:
