@@ -108,4 +108,4 @@ def leads_to_its_functions(shown: Shown) -> None:
     for frame, (is_seen, href, words) in zip(shown.frames, shown.figure.evaluate(LINKS), strict=True):
         file, first, last = place_of(frame["code"])
         assert is_seen and href == f"{REPOSITORY}/blob/main/{file}#L{first}-L{last}"
-        assert words == frame["code"].partition("::")[2]
+        assert words == frame["code"].partition("::")[2].rpartition(".")[2]

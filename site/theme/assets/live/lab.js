@@ -273,7 +273,7 @@
       this.figure = player.figure;
       this.figure.classList.toggle("kv-live", trace !== this.story);
       player.stage.addEventListener("click", ({ target }) => this.clicked(target.closest("[data-event]"), player));
-      player.makeRoom(); // a phone shows a lab's words closer together
+      player.layOutAgain(); // a phone shows a lab's words closer together
       if (start) player.show(start);
       new MutationObserver(() => this.count()).observe(this.figure, { attributes: true, attributeFilter: ["data-index"] });
       this.count();

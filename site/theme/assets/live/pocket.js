@@ -224,9 +224,9 @@
         return;
       }
       player.pause();
-      Object.assign(player, { trace: this.trace, index: last, width: 0 }); // lays out and draws again
+      Object.assign(player, { trace: this.trace, index: last });
       player.slider.max = last;
-      player.layOut();
+      player.layOutAgain();
     }
   }
 

@@ -4,19 +4,20 @@
 // A view is a pure function, (pen, frame, scene) -> shapes with keys. Shapes with the same key move, others fade in.
 (function () {
   "use strict";
-  const KV = (window.KvPlayer = Object.assign({ views: {}, pace: 1 }, window.KvPlayer));
+  const KV = (window.KvPlayer = Object.assign({ views: {}, pace: 1, speed: 1 }, window.KvPlayer));
   const SVG = "http://www.w3.org/2000/svg";
   const BASE = document.currentScript && document.currentScript.src.replace(/[^/]*$/, "");
-  const NARROWEST = 280;
+  const NARROWEST = 260;
   const loading = {};
   const motion = window.matchMedia("(prefers-reduced-motion: reduce)");
 
   // ---- drawing -----------------------------------------------------------------------------------------------
 
-  // Collects a frame's shapes. Sizes are CSS pixels; whatever is drawn later lies on top.
+  // Collects a frame's shapes. Sizes are CSS pixels; whatever is drawn later lies on top. room: the height there is, so
+  // that a view can move its rows closer together. A pen that folds keeps the legend for later.
   class Pen {
-    constructor(width) {
-      this.width = width;
+    constructor(width, room = Infinity, folds = false) {
+      Object.assign(this, { width, room, folds });
       this.height = 0;
       this.shapes = [];
     }
@@ -41,8 +42,12 @@
       }
       return this.add("rect", key, x, y, { class: "texture", width, height, rx: 4 }, Object.assign({ texture: name }, more));
     }
-    // What the signs mean: [words, draw(x, y)] each, in a box of 20 by 16; the height that it takes.
+    // What the signs mean: [words, draw(x, y)] each, in a box of 20 by 16. Returns where the next part begins.
     legend(y, entries) {
+      if (this.folds) {
+        this.entries = entries;
+        return Math.max(0, y - 10); // what stands below keeps its distance from a legend
+      }
       let x = 0;
       entries.forEach(([words, sign], i) => {
         const wide = 40 + words.length * 6.3;
@@ -127,8 +132,8 @@
     return { width, height: Math.ceil(pen.height), defs: textureDefs("kv"), lines };
   };
 
-  function draw(trace, index, width) {
-    const pen = new Pen(width);
+  function draw(trace, index, ...size) {
+    const pen = new Pen(...size);
     KV.views[trace.kind](pen, trace.frames[index], trace.scene, trace.frames, index);
     return pen;
   }
@@ -143,22 +148,32 @@
   }
 
   const ICONS = {
-    first: "M5 4v12M16 4L7 10l9 6z",
     back: "M14 4L5 10l9 6z",
     next: "M6 4l9 6-9 6z",
     play: "M6 3l11 7-11 7z",
     pause: "M5 4h3v12H5zM12 4h3v12h-3z",
+    key: "M3 4h4v4H3zM9 5h8v2H9zM3 12h4v4H3zM9 13h8v2H9z",
     embed: "M8 4l-6 6 6 6 1.6-1.6L5.2 10l4.4-4.4zM12 4l6 6-6 6-1.6-1.6L14.8 10l-4.4-4.4z",
   };
   const HEADER = 60; // of the site, in pixels
+  const LEAST = 420; // a figure that has less below a page's title has the whole window instead
+  const SPEEDS = [1, 2, 4];
+  const LONGEST = 58_000; // milliseconds that a story plays
   let count = 0;
+
+  // How long each frame of a trace stays, in milliseconds.
+  function waits({ frames }) {
+    const long = frames.map(({ say }) => 900 + 30 * say.length);
+    const all = long.reduce((sum, one) => sum + one, 0);
+    return long.map((one) => one * Math.min(1, LONGEST / all));
+  }
 
   class Player {
     constructor(link, trace) {
       this.trace = trace;
       this.places = JSON.parse(link.dataset.code || "{}");
       this.index = Math.min(Number(link.dataset.start || trace.poster || 0), trace.frames.length - 1);
-      this.isFresh = true; // untouched: it shows the frame that says most, and plays from the start
+      this.isFresh = true; // untouched: it shows the frame that says most
       this.playing = false;
       this.answers = {}; // frame to whether the answer was right
       this.id = "kv" + ++count;
@@ -166,6 +181,7 @@
       const paragraph = link.closest("p"); // what it holds besides the link, if anything, stays
       (paragraph?.textContent.trim() === link.textContent.trim() ? paragraph : link).replaceWith(this.figure);
       new ResizeObserver(() => this.layOut()).observe(this.stage);
+      window.addEventListener("resize", () => this.layOut());
       this.layOut();
     }
 
@@ -176,29 +192,42 @@
       this.svg.setAttribute("role", "img");
       this.svg.setAttribute("aria-labelledby", id + "-say");
       this.svg.innerHTML = `<defs>${textureDefs(id)}</defs>`;
-      this.stage = element("div", { class: "kv-stage", tabindex: "0", role: "group", "aria-label": "Picture. Arrow keys step, space plays." }, this.svg);
-      this.number = element("span", { class: "kv-number" });
+      this.legend = document.createElementNS(SVG, "svg");
+      this.legend.setAttribute("class", "kv-art");
+      this.legend.innerHTML = `<defs>${textureDefs(id + "-key")}</defs>`;
+      this.keyBox = element("div", { class: "kv-key", id: id + "-key", hidden: "" }, this.legend);
+      this.stage = element("div", { class: "kv-stage", tabindex: "0", role: "group", "aria-label": "Picture. Arrow keys step, space plays." }, this.svg, this.keyBox);
       this.words = element("span", { id: id + "-say", "aria-live": "polite" });
       this.code = element("a", { class: "kv-code" }); // the function that made the frame
       this.say = element("p", { class: "kv-say" }, this.words, " ", this.code);
       this.room = element("div", { class: "kv-room" }, this.say);
       this.quiz = element("div", { class: "kv-quiz", role: "group", tabindex: "-1", "aria-label": "What happens next?", hidden: "" });
+      this.room.append(this.quiz);
+      this.head = element("div", { class: "kv-head" }, element("strong", { title: trace.title }, trace.title), this.buildBar());
+      this.figure = element("figure", { class: "kv-figure", "aria-label": trace.title, "data-trace": trace.id }, this.head, this.stage, element("div", { class: "kv-foot" }, this.room));
+      this.figure.addEventListener("keydown", (event) => this.key(event));
+      this.figure.player = this;
+    }
+
+    buildBar() {
+      const { trace, id } = this;
+      this.number = element("span", { class: "kv-number" });
       this.backButton = this.button("back", "Step back", () => this.user(() => this.step(-1)));
       this.playButton = this.button("play", "Play", () => this.user(() => this.toggle()));
       this.nextButton = this.button("next", "Step forward", () => this.user(() => this.step(1)));
       this.slider = element("input", { type: "range", min: "0", max: String(trace.frames.length - 1), value: "0", "aria-label": "Step" });
       this.slider.addEventListener("input", () => this.user(() => this.show(Number(this.slider.value))));
-      this.asking = element("input", { type: "checkbox", id: id + "-ask" });
+      this.speedButton = element("button", { type: "button", class: "kv-speed" });
+      this.speedButton.addEventListener("click", () => this.hurry());
+      this.nameSpeed();
+      this.keyButton = this.button("key", "Key to the signs", () => this.unfold(this.keyBox.hidden));
+      this.keyButton.setAttribute("aria-controls", id + "-key");
+      this.asking = element("input", { type: "checkbox", id: id + "-ask", "aria-label": "What happens next?" });
       this.asking.addEventListener("change", () => this.ask());
       this.score = element("span", { class: "kv-score" });
-      const ask = element("label", { class: "kv-ask", for: id + "-ask" }, this.asking, "What happens next?");
+      const ask = element("label", { class: "kv-ask", for: id + "-ask", title: "What happens next? Ask me before each step" }, this.asking, element("span", { "aria-hidden": "true" }, "?"));
       const has = trace.frames.some((frame) => frame.ask);
-      const head = element("div", { class: "kv-head" }, element("strong", {}, trace.title), ...(has ? [element("span", {}, this.score, ask)] : []));
-      const bar = element("div", { class: "kv-bar" }, this.backButton, this.playButton, this.nextButton, this.slider, this.number);
-      this.figure = element("figure", { class: "kv-figure", "aria-label": trace.title, "data-trace": trace.id }, head, this.stage, element("div", { class: "kv-foot" }, this.room, bar));
-      this.room.append(this.quiz);
-      this.figure.addEventListener("keydown", (event) => this.key(event));
-      this.figure.player = this;
+      return element("div", { class: "kv-bar" }, this.backButton, this.playButton, this.nextButton, this.slider, this.number, this.speedButton, ...(has ? [ask, this.score] : []), this.keyButton);
     }
 
     button(icon, label, act) {
@@ -217,7 +246,25 @@
     // From here on questions are asked: from the start, if nothing has been seen yet.
     ask() {
       this.user(() => (this.isFresh && this.asking.checked ? this.show(0) : this.closeQuestion()));
-      this.makeRoom();
+    }
+
+    // ---- the key, and the speed of all players on the page ----
+
+    unfold(isOpen) {
+      this.keyBox.hidden = !isOpen;
+      this.keyButton.setAttribute("aria-expanded", String(isOpen));
+    }
+
+    hurry() {
+      KV.speed = SPEEDS[(SPEEDS.indexOf(KV.speed) + 1) % SPEEDS.length];
+      document.querySelectorAll(".kv-figure").forEach(({ player }) => player.nameSpeed());
+      if (this.playing && !this.open) this.wait();
+    }
+
+    nameSpeed() {
+      this.speedButton.textContent = KV.speed + "×";
+      this.speedButton.title = "Speed";
+      this.speedButton.setAttribute("aria-label", `Speed ${KV.speed}×`);
     }
 
     key(event) {
@@ -229,6 +276,7 @@
         ArrowLeft: () => this.step(-1),
         Home: () => this.show(0),
         End: () => this.show(last),
+        ...(this.keyBox.hidden ? {} : { Escape: () => this.unfold(false) }),
         " ": () => this.toggle(),
       };
       const onControl = /^(BUTTON|INPUT)$/.test(event.target.tagName) && event.target !== this.slider;
@@ -263,7 +311,7 @@
 
     toggle() {
       if (this.playing) return this.pause();
-      if (this.isFresh || this.index === this.trace.frames.length - 1) this.show(0);
+      if (this.index === this.trace.frames.length - 1) this.show(0);
       this.play();
     }
 
@@ -286,11 +334,11 @@
       this.playButton.title = label;
     }
 
-    // Long enough to read what was said.
+    // Long enough to read what was said, and a story no longer than readers stay.
     wait() {
       clearTimeout(this.timer);
-      const words = this.trace.frames[this.index].say.length;
-      this.timer = setTimeout(() => this.tick(), (1300 + 38 * words) * KV.pace);
+      const long = waits(this.trace)[this.index];
+      this.timer = setTimeout(() => this.tick(), (long * KV.pace) / KV.speed);
     }
 
     tick() {
@@ -315,6 +363,7 @@
       this.quiz.hidden = false;
       this.say.classList.add("waits"); // the question stands where the words stood, so that nothing moves
       this.asked = to;
+      this.makeRoom();
       if (!this.playing || this.figure.contains(document.activeElement)) this.quiz.focus({ preventScroll: true });
     }
 
@@ -348,6 +397,7 @@
         else if (i === chosen) button.classList.add("wrong");
       });
       const on = this.verdict(right, ask);
+      this.makeRoom();
       on.addEventListener("click", () => this.user(() => this.reveal()));
       on.focus({ preventScroll: true });
       this.tally();
@@ -362,44 +412,73 @@
       this.quiz.hidden = true;
       this.say.classList.remove("waits");
       this.quiz.replaceChildren();
+      this.makeRoom();
     }
 
     // ---- showing ----
 
+    // The picture as wide as the figure, in a layout that is as high as there is room for.
     layOut() {
+      if (!this.stage.clientWidth) return;
       const style = getComputedStyle(this.stage);
-      const room = this.stage.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
-      const width = Math.max(NARROWEST, Math.floor(room));
-      if (width === this.width || !this.stage.clientWidth) return;
-      this.width = width;
-      const height = Math.ceil(Math.max(...this.trace.frames.map((_, i) => draw(this.trace, i, width).height)));
-      this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-      this.svg.setAttribute("width", width);
-      this.svg.setAttribute("height", height);
-      this.makeRoom();
+      const wide = Math.floor(this.stage.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight));
+      const allowed = getComputedStyle(this.figure).getPropertyValue("--kv-height").trim();
+      const now = `${wide} ${window.innerHeight} ${allowed}`;
+      if (now === this.laid) return;
+      this.laid = now;
+      this.sayRoom = Math.max(...this.trace.frames.map((frame) => (this.tell(frame), this.say.offsetHeight)));
+      const { high, least } = this.limits(allowed);
+      const around = this.head.offsetHeight + parseFloat(style.paddingTop) + this.sayRoom + 2; // and the borders
+      this.fit(Math.max(NARROWEST, wide), high - around, least);
+      this.high = 0;
+      this.layOutKey();
       this.render(false);
+      this.makeRoom();
     }
 
-    // As high as the longest words, and, where the window has room for it, as the longest question: no step moves the
-    // page. What is higher, as an answer with its reason may be, covers a part of the picture.
+    // After another trace or another style.
+    layOutAgain() {
+      this.laid = "";
+      this.layOut();
+    }
+
+    // How high the whole figure may be: what the page allows (--kv-height), else what a window shows below the page's
+    // title, else below the site's header. least: how small the picture may become for it.
+    limits(allowed) {
+      const isTold = allowed.endsWith("px");
+      const below = window.innerHeight - (this.figure.getBoundingClientRect().top + window.scrollY) - 12;
+      const high = isTold ? parseFloat(allowed) : below >= LEAST ? below : window.innerHeight - HEADER;
+      return { high, least: isTold || window.innerHeight < 600 ? 0.75 : 1 };
+    }
+
+    // Of the layouts wider than the figure, which are lower and drawn smaller, the first that is low enough.
+    fit(wide, high, least) {
+      for (this.scale = 1; ; this.scale = Math.max(least, this.scale - 0.05)) {
+        [this.width, this.below] = [Math.floor(wide / this.scale), high / this.scale];
+        this.tallest = Math.max(...this.trace.frames.map((_, i) => this.drawn(i).height)) * this.scale;
+        if (this.tallest <= high || this.scale <= least) return;
+      }
+    }
+
+    drawn(index) {
+      return draw(this.trace, index, this.width, this.below, true);
+    }
+
+    layOutKey() {
+      const { entries } = this.drawn(this.index);
+      this.keyButton.hidden = !entries;
+      if (!entries) return this.unfold(false);
+      const pen = new Pen(Math.min(this.width, 420));
+      pen.height = pen.legend(2, entries);
+      paint(this.legend, pen.shapes, this.id + "-key", false);
+      this.legend.setAttribute("viewBox", `0 0 ${pen.width} ${pen.height}`);
+      this.legend.setAttribute("width", pen.width);
+    }
+
+    // As high as the longest words, so that no step moves the page; a question covers a part of the picture.
     makeRoom() {
-      if (this.open) return;
-      const { room } = this;
-      room.style.minHeight = "";
-      const said = Math.max(...this.trace.frames.map((frame) => (this.tell(frame), this.say.offsetHeight)));
-      this.tell(this.trace.frames[this.index]);
-      room.style.minHeight = said + "px";
-      const asked = this.asking.checked ? this.longestQuestion() : 0;
-      const high = this.figure.offsetHeight - said + asked;
-      if (asked > said && high < window.innerHeight - HEADER) room.style.minHeight = asked + "px";
-    }
-
-    longestQuestion() {
-      this.quiz.hidden = false;
-      const asks = this.trace.frames.filter((frame) => frame.ask);
-      const tallest = Math.max(0, ...asks.map(({ ask }) => (this.write(ask), this.quiz.offsetHeight)));
-      this.closeQuestion();
-      return tallest + 10; // its margin
+      const covered = this.open ? this.quiz.offsetHeight + 16 - this.stage.offsetHeight : 0;
+      this.room.style.minHeight = Math.max(this.sayRoom || 0, covered) + "px";
     }
 
     tell({ say, code }) {
@@ -408,15 +487,17 @@
       this.code.hidden = !place;
       if (!place) return;
       this.code.href = place;
-      this.code.textContent = code.replace(/.*::/, "");
-      this.code.title = code.replace(/::.*/, "");
+      this.code.textContent = code.replace(/.*[:.]/, "");
+      this.code.title = code.replace("::", ": ");
     }
 
     render(animated) {
       const { trace, index } = this;
       const moving = animated && !motion.matches;
       this.svg.classList.toggle("moving", moving);
-      paint(this.svg, draw(trace, index, this.width).shapes, this.id, moving);
+      const { shapes, height } = this.drawn(index);
+      paint(this.svg, shapes, this.id, moving);
+      this.grow(height);
       this.tell(trace.frames[index]);
       this.slider.value = index;
       this.slider.setAttribute("aria-valuetext", `Step ${index + 1} of ${trace.frames.length}`);
@@ -425,6 +506,15 @@
       this.backButton.disabled = index === 0;
       this.nextButton.disabled = index === trace.frames.length - 1;
       this.figure.dataset.index = index;
+      this.figure.dispatchEvent(new CustomEvent("kv-shown", { bubbles: true, detail: { index } }));
+    }
+
+    // No room is kept for taller frames; what has been shown does not shrink again, or the page would move back and forth.
+    grow(height) {
+      this.high = Math.max(this.high, Math.ceil(height));
+      this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.high}`);
+      this.svg.setAttribute("width", Math.round(this.width * this.scale));
+      this.svg.setAttribute("height", Math.ceil(this.high * this.scale));
     }
   }
 
@@ -454,7 +544,7 @@
   function offerFrame(player, file) {
     if (!navigator.clipboard || location.protocol === "file:" || document.querySelector(".kv-embedded")) return;
     const copy = () => load(`${BASE}embed/frame.js`).then(() => KV.copyFrame(player, file));
-    player.number.after(player.button("embed", "Embed: copy the line", copy));
+    player.keyButton.after(player.button("embed", "Embed: copy the line", copy));
   }
 
   async function upgrade(link) {

@@ -7,13 +7,13 @@
   const WIDEST = 760;
 
   // file: the trace's address. A reader who has moved shows others the frame in which they are.
-  function line({ figure, trace, index, isFresh }, file) {
+  function line({ figure, svg, tallest, trace, index, isFresh }, file) {
     const asked = new URLSearchParams({ show: file.slice(SITE.length).replace(".trace.js", "") });
     if (!isFresh) asked.set("step", index + 1);
     const frame = document.createElement("iframe");
     frame.src = `${SITE}player.html?${asked}`;
     frame.title = trace.title;
-    frame.height = figure.offsetHeight + FOOT;
+    frame.height = Math.ceil(figure.offsetHeight - svg.getBoundingClientRect().height + tallest) + FOOT;
     frame.style = `width:100%;max-width:${WIDEST}px;border:0`;
     return frame.outerHTML.replaceAll("%2F", "/");
   }
