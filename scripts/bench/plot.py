@@ -19,16 +19,18 @@ if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
 KINDS = (".svg", ".png", ".pdf")
-INK, MUTED, LINE, PAPER = "#1d2633", "#59667a", "#d5dae2", "#ffffff"
+INK, MUTED, LINE, PAPER = "#1d2633", "#535f72", "#d5dae2", "#ffffff"
 BAR, ACCENT, SOFT = "#3b7ddd", "#c2185b", "#cfe3ff"
+BAR_INK = "#1d5ab5"  # for text: the bars' blue has too little contrast with paper
 FONT = "'Plex Sans', 'IBM Plex Sans', system-ui, sans-serif"
-SERIES = (BAR, "#d9822b", "#8250c4", "#12857a", "#59667a", ACCENT)
+SERIES = (BAR, "#d9822b", "#8250c4", "#12857a", MUTED, ACCENT)
 DARK = {
     INK: "#e8edf4",
-    MUTED: "#9eabbd",
+    MUTED: "#a2afc0",
     LINE: "#39424f",
     PAPER: "#161b22",
     BAR: "#6aa5f5",
+    BAR_INK: "#8fbcfa",
     ACCENT: "#ff7eb0",
     SOFT: "#173a68",
     "#d9822b": "#efa34f",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts import ROOT
-from scripts.bench.plot import BAR, INK, LINE, MUTED, canvas, drawn
+from scripts.bench.plot import BAR, BAR_INK, INK, LINE, MUTED, canvas, drawn
 
 LESSONS = ROOT / "lessons"
 PICTURE = LESSONS / "ladder" / "beyond.svg"
@@ -158,7 +158,7 @@ def draw(path: Path) -> None:
 def draw_row(axes, y: float, gain: Gain) -> None:
     if y > TOP:
         axes.plot([12, WIDTH - 12], [y, y], color=LINE, linewidth=0.7)
-    axes.text(12, y + ROW / 2, gain.number, fontsize=12, color=BAR, va="center", fontweight="bold")
+    axes.text(12, y + ROW / 2, gain.number, fontsize=12, color=BAR_INK, va="center", fontweight="bold")
     axes.text(NAME, y + ROW / 2, gain.name, fontsize=9.5, color=INK, va="center", linespacing=1.15)
     figures = gain.figures
     most = max(map(number, figures))

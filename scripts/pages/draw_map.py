@@ -23,12 +23,12 @@ COLUMNS, BOX_WIDE, BOX_HIGH, ACROSS, DOWN = 4, 171, 30, 177, 38
 SHADES = ((94, 30), (87, 32), (80, 34), (73, 36), (66, 38), (44, 40), (39, 42), (34, 44), (30, 46), (26, 48), (22, 50))
 STYLE = """
     .page { fill: #ffffff } .band { fill: #f6f8fb; stroke: #d5dae2 } .box { fill: #ffffff; stroke: #b4bdcb }
-    .ink { fill: #1d2633 } .soft { fill: #59667a } .arrow { stroke: #8a96a8; stroke-width: 2; fill: none }
+    .ink { fill: #1d2633 } .soft { fill: #535f72 } .arrow { stroke: #8a96a8; stroke-width: 2; fill: none }
     .head { fill: #8a96a8 } .mark { fill: #c2185b } .on { fill: #ffffff }
     .pale { fill: #1d2633 } .deep { fill: #ffffff }
     @media (prefers-color-scheme: dark) {
       .page { fill: #161b22 } .band { fill: #1b222b; stroke: #323b47 } .box { fill: #161b22; stroke: #465160 }
-      .ink { fill: #e8edf4 } .soft { fill: #9eabbd } .arrow { stroke: #6d7a8d } .head { fill: #6d7a8d }
+      .ink { fill: #e8edf4 } .soft { fill: #a2afc0 } .arrow { stroke: #6d7a8d } .head { fill: #6d7a8d }
       .mark { fill: #ff7eb0 } .on { fill: #161b22 }
     }"""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from scripts import ROOT
 from scripts.bench.common import Report, format_figure
-from scripts.bench.plot import BAR, INK, LINE, MUTED, SOFT, canvas, drawn
+from scripts.bench.plot import BAR, BAR_INK, INK, LINE, MUTED, SOFT, canvas, drawn
 from scripts.pages.generated import fill
 
 FOLDER = ROOT / "lessons" / "ladder"
@@ -114,7 +114,7 @@ def draw_row(axes, y: float, row: Row, rows: list[Row]) -> None:
     """Draw one lesson's row."""
     number, _, name = row["lesson"].partition(" ")
     axes.plot([12, WIDTH - 12], [y - 7, y - 7], color=LINE, linewidth=0.7)
-    axes.text(12, y + 11, number, fontsize=14, color=BAR, va="center", fontweight="bold")
+    axes.text(12, y + 11, number, fontsize=14, color=BAR_INK, va="center", fontweight="bold")
     axes.text(28, y + 11, "\n".join(name.split(" ", 1)), fontsize=10, color=INK, va="center", linespacing=1.1)
     for index, (_, column) in enumerate(COLUMNS):
         value, x = row[column] or 0, FIRST + COLUMN * index

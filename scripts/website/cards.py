@@ -61,9 +61,9 @@ STYLE = """
 body { display: grid; grid-template-columns: 384px 1fr; gap: 36px; width: 1200px; height: 630px; margin: 0;
   padding: 50px 40px 50px 54px; background: #fbfcfd; color: #1d2633; font: 25px/1.4 "Plex Sans" }
 .words { display: flex; flex-direction: column; align-items: flex-start }
-.logo { width: 40px; margin-bottom: 14px } .kicker { margin-bottom: auto; color: #59667a }
+.logo { width: 40px; margin-bottom: 14px } .kicker { margin-bottom: auto; color: #535f72 }
 h1 { margin-bottom: 18px; font-size: 50px; font-weight: 600; line-height: 1.12; letter-spacing: -0.02em }
-.says { margin-bottom: auto; color: #59667a }
+.says { margin-bottom: auto; color: #535f72 }
 .picture { align-self: center; padding: 20px; background: #fff; border: 1px solid #d5dae2; border-radius: 18px }
 .picture svg { display: block; width: 100%%; max-height: 490px } .picture text { font-family: "Plex Sans" }
 pre { overflow: hidden; font-family: "Plex Mono"; line-height: 1.3 }

@@ -1,8 +1,9 @@
 """Course machinery. One visit to each page, on a laptop and on a phone in the dark, and to each player on it.
 
 Protects readers from what a change of a page breaks most often: a table or code that is cut, a drawing that leaves its
-frame, a player that stops, a name or a landmark that is missing, an error in the console. All pages share a tab. The
-other looks, the site read from disk and contrast on every page are nightly: test_site.py, test_players.py.
+frame or has pale text, a player that stops, a name or a landmark that is missing, an error in the console. All pages
+share a tab. The other looks, the site read from disk and axe's contrast on every page are nightly: test_site.py,
+test_players.py.
 """
 
 from collections.abc import Iterator
@@ -71,6 +72,7 @@ def test_a_page_and_its_players_are_whole(source, tab, site_http):
         for player in shown:
             found += player.figure.evaluate(looks.MISFITS, looks.SMALLEST_TEXT)
             found += player.figure.evaluate(LOW_CONTROLS, looks.SMALLEST_CONTROL)
+    found += page.evaluate(looks.FAINT, looks.LEAST_CONTRAST)  # in both schemes
     found += tab.complaints
     assert not found, f"{source}:\n" + "\n".join(found)
 
