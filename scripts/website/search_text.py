@@ -1,9 +1,9 @@
 """Course machinery. A Markdown extension for the website: prepares pages for the search index and ranks them.
 
-A lesson comes before reference pages, which use the same words more often. Tables, drawings and printed output are left
-out, because a hit would show their cells run together; the glossary's tables are kept and read as sentences. A page's
-keywords (mkdocs.yml) are in the index and out of sight: a reader searches for "quantization" before knowing that the
-lesson is called "Fewer bits".
+A lesson comes before reference pages, which use the same words more often and in their headings. Tables, drawings and
+printed output are left out, because a hit would show their cells run together; the glossary's tables are kept and read
+as sentences. A page's keywords (mkdocs.yml) are in the index and out of sight: a reader searches for "quantization"
+before knowing that the lesson is called "Fewer bits".
 """
 
 import re
@@ -20,8 +20,10 @@ from markdown.treeprocessors import Treeprocessor
 from markdown.util import AtomicString
 
 LAST = -10  # after mkdocs (0) and everything that changes tables
-COMMON = {"API"}  # words of keywords that other pages have too
+COMMON = {"API", "KV", "cache", "eviction"}  # words that many pages have: they lead to a page as a whole keyword only
 OF_A_LESSON = 3  # times as relevant as the same words elsewhere
+OF_REFERENCE = 0.001  # the theme ranks a title 1,000 times above text: here it counts as much as a lesson's text
+REFERENCE = ("api", "capstone", "glossary", "interview", "sources", "what-works-with-what")  # as their sources begin
 
 
 def leave_out(element: Element) -> None:
@@ -31,7 +33,15 @@ def leave_out(element: Element) -> None:
 
 def tags(keyword: str) -> list[str]:
     """Return the words of a keyword as the theme's index reads a search: "top-p" is "top" and "p"."""
-    return [word for word in re.split(r"[\s-]+", keyword) if word not in COMMON]
+    words = re.split(r"[\s-]+", keyword)
+    return words if COMMON.issuperset(words) else [word for word in words if word not in COMMON]
+
+
+def weight(page: str) -> float:
+    """Return how much a page's words count, compared with those of other pages."""
+    if page.startswith("l") and "/" in page and page[1].isdigit():
+        return OF_A_LESSON
+    return OF_REFERENCE if page.startswith(REFERENCE) else 1
 
 
 def as_sentences(table: Element) -> None:
@@ -75,8 +85,7 @@ class SearchText(Treeprocessor):
         if "relpath" not in links:
             return
         meta = attrgetter("file.page.meta")(links["relpath"])
-        if page.startswith("l") and "/" in page and page[1].isdigit():
-            meta.setdefault("search", {})["boost"] = OF_A_LESSON
+        meta.setdefault("search", {})["boost"] = weight(page)
         if page in self.keywords:  # the theme's index ranks tags above titles, each as one word
             meta["tags"] = sorted({word for keyword in self.keywords[page] for word in tags(keyword)})
 
