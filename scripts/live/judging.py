@@ -7,8 +7,12 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+
+from scripts import ROOT
+from scripts.live.small_loop import small_loops
 
 from lessons._course.catalog import Lesson, read_lesson
 from lessons._course.event_log import Watcher
@@ -18,7 +22,8 @@ from lessons._course.runner import Command
 from lessons._course.student import StudentFile, starter_of, student_files
 from lessons._course.verdict import Verdict, judge
 
-OURS = ("mini_engine", "tests")  # imported afresh for each check
+LESSONS = tuple(f"lessons.{path.parent.name}" for path in ROOT.glob("lessons/*/lesson.toml"))
+OURS = ("mini_engine", "tests", *LESSONS)  # imported afresh for each check
 NEEDS_A_THREAD = "KV_COURSE_LAST_SECONDS"
 UNWRITTEN = re.compile(r"^( +)raise NotImplementedError\(.*\)$", re.MULTILINE)
 OPTIONS = ("--capture=sys", "-p", "no:faulthandler", "-p", "no:threadexception")
@@ -31,7 +36,7 @@ class InPage:
         import pytest
 
         said = io.StringIO()
-        with environment(command), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with environment(command), small_loops(), redirect_stdout(said), redirect_stderr(said):
             self.code = int(pytest.main([*command.arguments[2:], *OPTIONS]))
         command.stdout.write_text(said.getvalue()[-20_000:], encoding="utf-8")
         command.stderr.touch()

@@ -10,7 +10,7 @@ from scripts.live import deadline
 
 from mini_engine.base.errors import UserError
 
-TEST_SECONDS = 5.0
+TEST_SECONDS = 10.0
 LAB_SECONDS = 5.0
 MINE = Path("work/lab")
 

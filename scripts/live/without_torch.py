@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from scripts.live.small_torch import SMALL, NotInThePage
 
-LIBRARIES = ("torch", "safetensors")
+LIBRARIES = ("torch", "safetensors", "tokenizers")
 
 
 class Absent(type):

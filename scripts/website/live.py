@@ -25,6 +25,8 @@ from pathlib import Path
 from scripts import ROOT, first_line
 from scripts.website.vendor import VendorError, npm
 
+from lessons._course.task_tests import MARK
+
 FOLDER = ROOT / "site" / "theme" / "assets" / "live" / "vendor"
 PINNED = ROOT / "site" / "live.json"
 PYODIDE = "pyodide@314.0.7"
@@ -35,16 +37,13 @@ CONSTRAINTS = ROOT / "scripts" / "constraints.txt"
 POCKET = [ROOT / "mini_engine" / "pocket" / name for name in (
     "model.safetensors", "tokenizer.json", "config.json", "generation_config.json",
 )]  # fmt: skip
-LESSONS = ("l0", "l1", "l2", "l3", "l5", "l8")
 COURSE = [  # the repository's files that a page needs, as patterns
     "pyproject.toml", "mini_engine/**/*.py", "lessons/__init__.py", "lessons/_course/**/*.py",
     "scripts/__init__.py", "scripts/live/**/*.py", "scripts/traces/__init__.py", "scripts/traces/tape.py",
     "scripts/traces/timeline.py", "scripts/traces/sharing.py", "scripts/traces/turns.py",
-    "tests/conftest.py", "tests/support.py", "tests/stubs.py",
-    *(f"tests/{lesson}/*.py" for lesson in LESSONS),
-    *(f"lessons/{lesson}_*/{name}" for lesson in LESSONS for name in ("lesson.toml", "README.md")),
-    "lessons/l20_agents/lesson.toml",  # its lab names the task of what fails
+    "lessons/*/lesson.toml", "lessons/l*/*.py",
 ]  # fmt: skip
+TESTS = ["tests/*.py", "tests/shared/*.py", "tests/kernels/*.py", "tests/l*/*.py"]  # only for checks
 # Pygments has 600 lexers; pytest's output needs two
 LEFT_OUT = re.compile(
     r"pygments/(lexers/(?!__init__|_mapping|python|diff|special)|styles/(?!__init__|_mapping|default))"
@@ -108,7 +107,22 @@ def of_wheels(wheels: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
 
 def course_files() -> list[Path]:
     """Return the repository's files that a page needs, sorted."""
-    return sorted({path for pattern in COURSE for path in ROOT.glob(pattern) if path.is_file()})
+    return found(COURSE)
+
+
+def check_files() -> list[Path]:
+    """Return what only a check needs: files with tests of tasks, and those that hold no tests at all, sorted."""
+    tests = found(TESTS)
+    return [path for path in tests if not path.name.startswith("test_") or MARK.search(text_of(path).decode("utf-8"))]
+
+
+def sources() -> list[Path]:
+    """Return every file that the archives may be made of."""
+    return [*found([*COURSE, *TESTS]), *POCKET]
+
+
+def found(patterns: list[str]) -> list[Path]:
+    return sorted({path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()})
 
 
 def pack() -> None:
@@ -117,7 +131,8 @@ def pack() -> None:
         return
     for path in POCKET:
         write(FOLDER / "pocket" / path.name, path.read_bytes())
-    write_zip(FOLDER / "course.zip", ((path.relative_to(ROOT).as_posix(), text_of(path)) for path in course_files()))
+    for name, paths in (("course.zip", course_files()), ("tests.zip", check_files())):
+        write_zip(FOLDER / name, ((path.relative_to(ROOT).as_posix(), text_of(path)) for path in paths))
 
 
 def text_of(path: Path) -> bytes:
@@ -151,7 +166,7 @@ def sizes() -> dict[str, float]:
     """
     parts = {
         "lab": [FOLDER / name for name in (*RUNTIME, "course.zip")],
-        "check": [FOLDER / "tools.zip"],
+        "check": [FOLDER / "tools.zip", FOLDER / "tests.zip"],
         "model": [FOLDER / "pocket" / path.name for path in POCKET],
     }
     compressed = {name: sum(map(sent, paths)) / 1e6 for name, paths in parts.items()}

@@ -34,6 +34,10 @@ COMMENT = re.compile(r"^<!-- (?P<what>lab|exercise|model): (?P<which>[\w, ]+) --
 class LiveLinks(Preprocessor):
     """Replaces the comments of one page."""
 
+    def __init__(self, md: Markdown) -> None:
+        super().__init__(md)
+        self.sizes = {key: f"{size:.1f}" for key, size in packed_sizes().items()}
+
     def run(self, lines: list[str]) -> list[str]:
         return [self.element(line) if COMMENT.match(line) else line for line in lines]
 
@@ -50,8 +54,7 @@ class LiveLinks(Preprocessor):
         else:
             data = exercise(page_lesson(self.md), numbers(which))
             anchor = f"{what}-{'-'.join(map(str, numbers(which)))}"
-        sizes = {key: f"{size:.1f}" for key, size in packed_sizes().items()}
-        about = escape(json.dumps(data | {"sizes": sizes})).replace("\n", "&#10;")
+        about = escape(json.dumps(data | {"sizes": self.sizes})).replace("\n", "&#10;")
         without = self.without_scripts(what, data)
         return f'<div class="kv-{what}" id="{anchor}" data-about="{about}"><noscript><p>{without}</p></noscript></div>'
 
@@ -105,7 +108,7 @@ def packed_sizes() -> dict[str, float]:
     """Pack the course's files, if any has changed, and return a reader's downloads; empty if there is no Python."""
     if not live.is_complete():
         return {}
-    return pack(tuple((path, path.stat().st_mtime_ns) for path in (*live.course_files(), *live.POCKET)))
+    return pack(tuple((path, path.stat().st_mtime_ns) for path in live.sources()))
 
 
 @functools.cache
@@ -116,7 +119,6 @@ def pack(stamps: tuple) -> dict[str, float]:
 
 class LiveLinksExtension(Extension):
     def extendMarkdown(self, md: Markdown) -> None:
-        packed_sizes()
         md.preprocessors.register(LiveLinks(md), "live_links", BEFORE_HTML)
 
 

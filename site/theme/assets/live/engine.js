@@ -3,7 +3,7 @@
   "use strict";
   const BASE = document.currentScript.src.replace(/[^/]*$/, "");
   const SILENCE = 60; // seconds without a byte, or with all of them and no Python, after which loading has failed
-  const SECONDS = 20; // without a sign of life, once Python is there; a busy machine takes as long for 5 of its own
+  const SECONDS = 30; // without a sign of life, once Python is there; a busy machine takes as long for the 10 that a test may run
   const KEY = "kv-course:";
 
   class Engine {

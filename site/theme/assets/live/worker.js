@@ -18,7 +18,7 @@ sys.modules["course_deadline"] = deadline
 from scripts.live.page import answer
 answer
 `;
-let tools; // pytest and hypothesis, only when a check is asked for
+let tools; // pytest, hypothesis and the lessons' tests, only when a check is asked for
 let answer;
 let python;
 
@@ -31,7 +31,9 @@ async function start() {
 }
 
 async function unpackTools() {
-  python.unpackArchive(await load("tools.zip"), "zip", { extractDir: "/tools" });
+  const [packages, tests] = await Promise.all([load("tools.zip"), load("tests.zip")]);
+  python.unpackArchive(packages, "zip", { extractDir: "/tools" });
+  python.unpackArchive(tests, "zip", { extractDir: "/course" });
   python.runPython('import sys; sys.path.insert(1, "/tools")');
   postMessage({ landed: true });
   answer("/course", "prepare", "{}", () => {}); // imports what takes seconds, before the clock of a check starts
