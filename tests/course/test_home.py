@@ -7,6 +7,7 @@ import json
 import re
 
 from scripts import ROOT
+from scripts.live.page import check
 from scripts.pages import beyond, tracks
 from scripts.pages.ladder import read_report
 from scripts.website.browser import visiting
@@ -75,6 +76,13 @@ def checked(page, line: str) -> str:
     page.locator(".kv-touch button").first.click()
     page.locator(".kv-touch.right, .kv-touch.wrong").wait_for()
     return page.locator(".kv-touch output").inner_text()
+
+
+def test_what_python_cannot_read_is_called_the_reader_s_expression():
+    (found,) = check(ROOT, {"lesson": "l0_the_loop", "tasks": [1], "expression": "int(logits.argmax("}, str)
+    assert found["result"]["status"] != "done"
+    said = found["advice"]["headline"]
+    assert "your expression" in said and "line" not in said, "readers typed an expression: they see no file and no line"
 
 
 @needs_python
