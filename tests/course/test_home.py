@@ -8,7 +8,7 @@ import re
 
 from scripts import ROOT
 from scripts.live.page import check
-from scripts.pages import beyond, tracks
+from scripts.pages import beyond, tool_data, tracks
 from scripts.pages.ladder import read_report
 from scripts.website.browser import visiting
 
@@ -33,14 +33,22 @@ def test_the_first_screen_s_command_is_the_readme_s():
     assert f"\n{clone}\n{make} " in README
 
 
+@pytest.mark.nightly
+def test_the_first_task_s_example_is_what_the_pocket_model_says():
+    (prompt,), told = re.findall("<q>(.*?)</q>", HERO), re.findall("<data>(.*?)</data>", HERO)
+    found = tool_data.sampler(prompt)
+    best = [f"{word} {found['logits'][token]:.1f}" for token, word in found["words"]]
+    assert told == [f"{len(found['logits']):,}", *best[: len(told) - 1]], "write the vocabulary's size and the best"
+
+
 def numbers(text: str) -> list[str]:
     return re.findall(r"\d[\d,.]*\d|\d", text)
 
 
 def test_the_first_screen_s_figures_are_the_ladder_s_and_the_lessons():
     speeds = [f"{row['new tokens/s']:,.0f}" for row in read_report().rows]
-    (title,), (facts,) = (re.findall(rf'class="kv-hero__{name}">([^<]*)<', HERO) for name in ("title", "facts"))
-    assert numbers(title) == [speeds[0], speeds[-1]], "write the ladder's first and last speed into the title"
+    (gain,), (facts,) = (re.findall(rf'class="kv-hero__{name}">([^<]*)<', HERO) for name in ("measured", "facts"))
+    assert numbers(gain) == [speeds[0], speeds[-1]], "write the ladder's first and last speed into the promise"
     core = read_syllabus(Places.find(), LESSONS).core.of(LESSONS)
     assert numbers(facts) == [str(round(sum(lesson.core_minutes for lesson in core) / 60))], "write the core's hours"
 
