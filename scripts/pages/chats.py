@@ -175,8 +175,8 @@ def svg(attributes: str = "", style: str = "") -> str:
 
 
 ALT = (
-    "A tree of blocks. Six chats begin with the same system prompt, the trunk: the first chat computed its blocks, and a "
-    "dot below a block stands for each chat that found it there."
+    "A tree of blocks. Six chats begin with the same system prompt, the trunk: the first chat computed its blocks, and "
+    "a dot below a block stands for each chat that found it there."
 )
 
 
