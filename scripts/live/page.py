@@ -1,5 +1,6 @@
 """Course machinery. Answers a page's calls, JSON in and JSON out: a lab's frames, a check of tasks, slots."""
 
+import ast
 import json
 import os
 from collections.abc import Callable
@@ -102,17 +103,31 @@ def place(error: BaseException) -> str:
     return f"{Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}" if last else "it"
 
 
+def misread(expression: str) -> str:
+    """Return why Python cannot read an expression, in a sentence; nothing if it can."""
+    try:
+        ast.parse(expression, mode="eval")
+    except SyntaxError as error:
+        return f"Python cannot read your expression: {error.msg}."
+    return ""
+
+
 def check(root: Path, asked: dict[str, Any], tell) -> list[dict[str, Any]]:
     """Judge the tasks in order, up to the first that is not done.
 
-    asked: lesson (its id), tasks, and either `source`, the module, or `line`, the one line of a task's body.
+    asked: lesson (its id), tasks, and either `source`, the module, or `expression`, what a task's function returns.
     """
     from scripts.live.judging import as_data, verdict, with_line
 
+    if "expression" in asked and (problem := misread(asked["expression"])):
+        return [{"result": {"status": "error"}, "advice": {"headline": problem, "lines": []}}]
     found = []
     for number in asked["tasks"]:
         tell(f"task {number}")
-        source = with_line(root, asked["lesson"], number, asked["line"]) if "line" in asked else asked["source"]
+        if "expression" in asked:
+            source = with_line(root, asked["lesson"], number, f"return {asked['expression']}")
+        else:
+            source = asked["source"]
         judged = verdict(root, asked["lesson"], number, source, TEST_SECONDS, lambda event: tell(event["event"]))
         found.append(as_data(judged))
         if found[-1]["result"]["status"] != "done":

@@ -1,4 +1,4 @@
-"""Course machinery. The course's picture: six chats grow one tree, and a counter shows the tokens not computed.
+"""Course machinery. The course's picture: six chats grow one tree, and a counter shows the tokens saved.
 
 All of it comes from lessons/l8_radix/tree.trace.js, recorded from lesson 8's engine. A cell is a block of a prompt, in
 the colour of the chat that computed it; a dot below is a chat that found the block instead. `data-at` is the step of
@@ -22,6 +22,7 @@ THEME = ROOT / "site" / "theme"
 HERO, STYLE = THEME / "partials" / "hero-chats.html", THEME / "assets" / "show" / "chats.css"
 CELL, PITCH, GAP, ROW, TOP, LEFT = 27, 31, 13, 52, 10, 20
 WIDTH, LABEL = 400, 15  # of the picture, and of a question's line in characters
+NARROW = 11  # characters of a line below the trunk
 ASKED = re.compile(r"“(.*?)”")
 Path = tuple[int, ...]  # of a block in the tree: the blocks from the root to it
 
@@ -89,6 +90,17 @@ def places(chats: list[Chat]) -> dict[Path, Place]:
     return found
 
 
+def trunk(chats: list[Chat]) -> tuple[int, str]:
+    """Return the number of blocks that all chats share, and the words in them."""
+    shared = 0
+    while len({tuple(chat.blocks[: shared + 1]) for chat in chats}) == 1:
+        shared += 1
+    trace = read_trace(TRACE.read_text(encoding="utf-8"))
+    nodes = [node for frame in trace["frames"] for node in frame["nodes"]]
+    words = next(node["text"] for node in nodes if node["blocks"] == chats[0].blocks[:shared])
+    return shared, words.removeprefix("system ")
+
+
 def cells(chats: list[Chat], size: int) -> Iterator[tuple[int, str]]:
     """Yield (step, shape): for each chat its arrival, then its blocks, one a step."""
     where = places(chats)
@@ -132,12 +144,24 @@ def ground(chats: list[Chat]) -> Iterator[str]:
         middle = x + (at.x - x) / 2
         yield f'<path class="way" d="M{x:g} {y:g}H{middle:g}V{at.y + CELL / 2:g}H{at.x:g}"/>'
     yield from (f'<rect class="room" {box(at)}/>' for at in where.values())
+    yield from named_trunk(chats, where)
     for chat in {tuple(chat.blocks): chat for chat in reversed(chats)}.values():
         at = where[chat.paths[-1]]
         lines = textwrap.wrap(chat.question, LABEL)
         for i, line in enumerate(lines):
             y = at.y + CELL / 2 + 4.5 + 15 * (i - (len(lines) - 1) / 2)
             yield f'<text class="question" x="{at.x + CELL + 56:g}" y="{y:g}">{escape(line)}</text>'
+
+
+def named_trunk(chats: list[Chat], where: dict[Path, Place]) -> Iterator[str]:
+    """Yield what the trunk is: its name above a bracket, its words below the dots."""
+    shared, words = trunk(chats)
+    first, last = (where[tuple(chats[0].blocks[:depth])] for depth in (1, shared))
+    left, right, y = first.x, last.x + CELL, first.y
+    yield f'<path class="trunk" d="M{left:g} {y - 5:g}v-4H{right:g}v4"/>'
+    yield f'<text class="trunk" x="{(left + right) / 2:g}" y="{y - 15:g}">system prompt</text>'
+    for i, line in enumerate(textwrap.wrap(f"“{words}”", NARROW, break_long_words=False)):
+        yield f'<text class="words" x="{left:g}" y="{y + CELL + 25 + 15 * i:g}">{escape(line)}</text>'
 
 
 def svg(attributes: str = "", style: str = "") -> str:
@@ -151,8 +175,8 @@ def svg(attributes: str = "", style: str = "") -> str:
 
 
 ALT = (
-    "A tree of blocks. Six chats begin with the same system prompt: its blocks were computed by the first chat, and a "
-    "dot below a block stands for each chat that found it there."
+    "A tree of blocks. Six chats begin with the same system prompt, the trunk: the first chat computed its blocks, and "
+    "a dot below a block stands for each chat that found it there."
 )
 
 
@@ -182,8 +206,8 @@ def figure(more: str) -> str:
         f'<figure class="kv-chats" data-steps="{data}" aria-labelledby="kv-chats-title">\n'
         '<figcaption class="kv-chats__head" id="kv-chats-title"><strong>Six chats, one system prompt</strong> '
         "<span>what they share is computed once</span></figcaption>\n"
-        f'<p class="kv-chats__sum"><b>{found}</b> of <span>{tokens}</span> prompt tokens not computed '
-        f'<i style="--part:{found / tokens:.3f}"></i></p>\n{svg()}\n'
+        f'<p class="kv-chats__sum">Saved: <b>{found}</b> of <span>{tokens}</span> prompt tokens '
+        f'(<span>{100 * found / tokens:.0f} %</span>) <i style="--part:{found / tokens:.3f}"></i></p>\n{svg()}\n'
         f'<p class="kv-chats__say">A square is a block of {size} tokens; a dot, a chat that found it computed.</p>\n'
         f"{more}</figure>"
     )

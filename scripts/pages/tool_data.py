@@ -22,7 +22,7 @@ REPLICAS, CAPACITY = (4, 16, 64), 3_000  # as in lesson 13's tables
 PREFILL, DECODE = 10_000, 40  # tokens/s of a replica, and of one answer
 
 
-def sampler() -> dict[str, Any]:
+def sampler(prompt: str = PROMPT) -> dict[str, Any]:
     """Return the pocket model's logits after a prompt, rounded, and the words of the best ones."""
     import torch
 
@@ -32,12 +32,12 @@ def sampler() -> dict[str, Any]:
     from mini_engine.text.tokenizer import Tokenizer
 
     tokenizer, model = Tokenizer(POCKET_DIR), load_model(POCKET_DIR)
-    ids = tokenizer.encode(PROMPT)
+    ids = tokenizer.encode(prompt)
     with torch.inference_mode():
         logits = model(torch.tensor(ids), NoCache(), Recompute().plan(ids), rows=torch.tensor([len(ids) - 1]))[0]
     best = logits.topk(SHOWN).indices.tolist()
     words = [[token, tokenizer.token_bytes[token].decode("utf-8", "replace").strip()] for token in best]
-    return {"prompt": PROMPT, "logits": [round(value, 3) for value in logits.tolist()], "words": words}
+    return {"prompt": prompt, "logits": [round(value, 3) for value in logits.tolist()], "words": words}
 
 
 def text_bytes() -> dict[str, Any]:

@@ -79,6 +79,14 @@ CUT_TABLES = """async () => {
     return cut;
 }"""
 
+# A reader who tabs through a page must see where they are.
+STOPS_WITHOUT_A_BOX = """() => [...document.querySelectorAll(
+        "a[href], button, input, select, textarea, summary, iframe, [tabindex], [contenteditable]")]
+    .filter(part => part.tabIndex >= 0 && !part.disabled && !part.closest("[inert]"))
+    .filter(part => part.checkVisibility({visibilityProperty: true}))
+    .filter(part => Math.min(part.getBoundingClientRect().width, part.getBoundingClientRect().height) < 1)
+    .slice(0, 3).map(part => "Tab stops at something of no size: " + part.outerHTML.slice(0, 120))"""
+
 LINES = """() => { // characters a line: a paragraph's last line is half full, on average
     let [characters, lines] = [0, 0];
     for (const text of document.querySelectorAll(".kv-lesson > p:not(:has(figure))")) {

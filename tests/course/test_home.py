@@ -7,7 +7,8 @@ import json
 import re
 
 from scripts import ROOT
-from scripts.pages import beyond, tracks
+from scripts.live.page import check
+from scripts.pages import beyond, tool_data, tracks
 from scripts.pages.ladder import read_report
 from scripts.website.browser import visiting
 
@@ -32,14 +33,22 @@ def test_the_first_screen_s_command_is_the_readme_s():
     assert f"\n{clone}\n{make} " in README
 
 
+@pytest.mark.nightly
+def test_the_first_task_s_example_is_what_the_pocket_model_says():
+    (prompt,), told = re.findall("<q>(.*?)</q>", HERO), re.findall("<data>(.*?)</data>", HERO)
+    found = tool_data.sampler(prompt)
+    best = [f"{word} {found['logits'][token]:.1f}" for token, word in found["words"]]
+    assert told == [f"{len(found['logits']):,}", *best[: len(told) - 1]], "write the vocabulary's size and the best"
+
+
 def numbers(text: str) -> list[str]:
     return re.findall(r"\d[\d,.]*\d|\d", text)
 
 
 def test_the_first_screen_s_figures_are_the_ladder_s_and_the_lessons():
     speeds = [f"{row['new tokens/s']:,.0f}" for row in read_report().rows]
-    (title,), (facts,) = (re.findall(rf'class="kv-hero__{name}">([^<]*)<', HERO) for name in ("title", "facts"))
-    assert numbers(title) == [speeds[0], speeds[-1]], "write the ladder's first and last speed into the title"
+    (gain,), (facts,) = (re.findall(rf'class="kv-hero__{name}">([^<]*)<', HERO) for name in ("measured", "facts"))
+    assert numbers(gain) == [speeds[0], speeds[-1]], "write the ladder's first and last speed into the promise"
     core = read_syllabus(Places.find(), LESSONS).core.of(LESSONS)
     assert numbers(facts) == [str(round(sum(lesson.core_minutes for lesson in core) / 60))], "write the core's hours"
 
@@ -75,6 +84,13 @@ def checked(page, line: str) -> str:
     page.locator(".kv-touch button").first.click()
     page.locator(".kv-touch.right, .kv-touch.wrong").wait_for()
     return page.locator(".kv-touch output").inner_text()
+
+
+def test_what_python_cannot_read_is_called_the_reader_s_expression():
+    (found,) = check(ROOT, {"lesson": "l0_the_loop", "tasks": [1], "expression": "int(logits.argmax("}, str)
+    assert found["result"]["status"] != "done"
+    said = found["advice"]["headline"]
+    assert "your expression" in said and "line" not in said, "readers typed an expression: they see no file and no line"
 
 
 @needs_python

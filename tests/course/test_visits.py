@@ -63,7 +63,7 @@ def test_a_page_and_its_players_are_whole(source, tab, site_http):
     for is_wide in (was_wide, not was_wide):
         looks.show_as(page, *(("light", LAPTOP) if is_wide else ("dark", PHONE)))
         found += on_a_laptop(page, source) if is_wide else page.evaluate(looks.CUT_TABLES)
-        found += page.evaluate(looks.STICKS_OUT)
+        found += page.evaluate(looks.STICKS_OUT) + page.evaluate(looks.STOPS_WITHOUT_A_BOX)
         if is_wide == was_wide:
             place = {} if source in COLOURFUL else {"place": ".md-content"}
             found += page.evaluate(looks.RUN_AXE, looks.STRUCTURE | place)

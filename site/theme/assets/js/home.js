@@ -91,15 +91,15 @@
     button.disabled = false;
 
     async function check() {
-      const line = touch.elements.answer.value.trim().replace(/^return\b/, "").trim();
-      if (button.disabled || !line) return touch.elements.answer.focus();
+      const expression = touch.elements.answer.value.trim().replace(/^return\b/, "").trim();
+      if (button.disabled || !expression) return touch.elements.answer.focus();
       button.disabled = true;
       say("", engine.isReady ? "Checking …" : "Python is loading; the check follows …");
       try {
         await engine.ask("prepare", {});
         say("", "Checking …");
         const { lesson, task } = touch.dataset;
-        const [found] = await engine.ask("check", { lesson, tasks: [Number(task)], line: `return ${line}` });
+        const [found] = await engine.ask("check", { lesson, tasks: [Number(task)], expression });
         judged(found);
       } catch (error) {
         say("wrong", ...trouble(error, check));

@@ -7,7 +7,7 @@
   function setUp(figure) {
     const steps = JSON.parse(figure.dataset.steps);
     const shapes = [...figure.querySelectorAll("[data-at]")];
-    const [sum, all] = figure.querySelectorAll(".kv-chats__sum :is(b, span)");
+    const [sum, all, share] = figure.querySelectorAll(".kv-chats__sum :is(b, span)");
     const bar = figure.querySelector(".kv-chats__sum i");
     const say = figure.querySelector(".kv-chats__say");
     const play = figure.querySelector("[data-play]");
@@ -24,7 +24,9 @@
       }
       sum.textContent = found;
       all.textContent = tokens;
-      bar.style.setProperty("--part", tokens ? found / tokens : 0);
+      const part = tokens ? found / tokens : 0;
+      share.textContent = Math.round(100 * part) + " %";
+      bar.style.setProperty("--part", part);
       say.textContent = words;
     }
 
