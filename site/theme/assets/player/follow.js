@@ -1,0 +1,169 @@
+// Course machinery. The picture beside a text: each step of the text shows its frame of a trace while it is read.
+//
+// scripts/website/follow.py writes such a section: an empty box and steps that name their frame. Here the box gets a
+// player of its own. Scrolling never moves by itself: the picture follows the text, never the text the picture.
+(function () {
+  "use strict";
+  const KV = window.KvPlayer;
+  const HEADER = 48; // of the site, in pixels
+  const WIDTHS = [720, 600, 500, 400, 330]; // views change their layout between them
+  const READ = 0.35; // of the window's height: where a reader reads beside the picture
+  const HIGHEST = 0.64; // of the picture, so that all of it is in sight while the first step is read
+  const SINKS = 400; // pixels before its end
+  const PAPER = 600; // a still's width
+  const wide = window.matchMedia("(min-width: 1200px)");
+
+  function element(tag, attrs, ...children) {
+    const node = document.createElement(tag);
+    for (const name in attrs) node.setAttribute(name, attrs[name]);
+    node.append(...children);
+    return node;
+  }
+
+  // A player that fits a box: of several layouts it takes the one that is largest there.
+  class Fitted extends KV.Player {
+    get limit() {
+      if (!wide.matches) return this.stage.clientHeight - 12;
+      return HIGHEST * (window.innerHeight - HEADER) - this.figure.querySelector(".kv-foot").offsetHeight - 14;
+    }
+
+    highest(width) {
+      this.heights ||= {};
+      return (this.heights[width] ||= Math.max(...this.trace.frames.map((_, i) => KV.picture(this.trace, i, width).height)));
+    }
+
+    layOut() {
+      const [room, limit] = [this.stage.clientWidth - 12, this.limit];
+      if (!this.figure.isConnected || room < 1 || limit < 1) return;
+      const widths = [...WIDTHS.filter((width) => width > room), Math.floor(room), ...WIDTHS.filter((width) => width < room)];
+      const sizes = widths.map((width) => [Math.min(room / width, limit / this.highest(width), 1), width]);
+      const [scale, width] = sizes.reduce((best, size) => (size[0] > best[0] + 0.02 ? size : best));
+      const height = this.highest(width);
+      this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+      this.svg.setAttribute("width", Math.floor(width * scale));
+      this.svg.setAttribute("height", Math.floor(height * scale));
+      if (width === this.width) return;
+      this.width = width;
+      this.render(false);
+    }
+  }
+
+  class Section {
+    constructor(box, trace) {
+      this.box = box;
+      this.trace = trace;
+      this.beside = box.querySelector(".kv-beside");
+      this.steps = [...box.querySelectorAll(".kv-step")];
+      this.steps.forEach((step, number) => this.prepare(step, number));
+      box.follow = this;
+      const near = new IntersectionObserver(([{ isIntersecting }]) => isIntersecting && (near.disconnect(), this.build()), { rootMargin: "800px" });
+      near.observe(box); // all frames are measured for it, which a page need not wait for
+    }
+
+    build() {
+      const { box } = this;
+      this.fill();
+      const scrolled = () => (this.asked ||= requestAnimationFrame(() => this.read()));
+      new IntersectionObserver(([{ isIntersecting }]) => {
+        const act = isIntersecting ? "addEventListener" : "removeEventListener";
+        document.documentElement.classList.toggle("kv-following", isIntersecting);
+        window[act]("scroll", scrolled, { passive: true });
+        scrolled();
+      }).observe(box);
+      window.addEventListener("resize", () => (this.player.layOut(), scrolled()));
+    }
+
+    fill() {
+      const link = element("a", { "data-code": this.box.dataset.code, "data-start": this.steps[0].dataset.frame });
+      this.beside.append(link);
+      this.player = new Fitted(link, this.trace);
+      const { figure, words } = this.player;
+      figure.classList.add("kv-compact");
+      figure.removeAttribute("data-trace"); // the page's player of this trace is another one
+      figure.setAttribute("aria-label", `${this.trace.title}, as the text goes on`);
+      words.setAttribute("aria-live", "off"); // the text says it
+      this.player.layOut();
+      this.show(this.steps[0]);
+      new MutationObserver(() => this.stepped()).observe(figure, { attributeFilter: ["data-index"] });
+    }
+
+    // A step can be pointed at, and reached by keyboard.
+    prepare(step, number) {
+      const mark = element("button", { type: "button", class: "kv-mark", "aria-label": `Step ${number + 1}: show it in the picture` });
+      step.prepend(mark);
+      step.addEventListener("click", () => window.getSelection().isCollapsed && this.show(step));
+      step.addEventListener("focusin", () => {
+        this.until = performance.now() + 300; // the browser may scroll to what has the focus
+        this.show(step);
+      });
+    }
+
+    // The height at which a reader reads. Towards the end it sinks, so that the last step is shown while all of the picture is.
+    get line() {
+      const bottom = this.beside.offsetHeight + HEADER;
+      if (!wide.matches) return bottom + 0.3 * (window.innerHeight - bottom);
+      const line = HEADER + READ * (window.innerHeight - HEADER);
+      const left = this.box.getBoundingClientRect().bottom - bottom - 24;
+      return line + Math.max(0, bottom - line) * (1 - Math.min(1, Math.max(0, left / SINKS)));
+    }
+
+    // What is read now is shown, once: a step that was chosen otherwise stays until another one is read.
+    read() {
+      this.asked = 0;
+      const { line } = this;
+      const step = this.steps.findLast((one) => one.getBoundingClientRect().top <= line) || this.steps[0];
+      if (step === this.at) return;
+      this.at = step;
+      if (!(performance.now() < this.until)) this.show(step);
+    }
+
+    show(step) {
+      if (!this.player) return;
+      this.player.pause();
+      this.mark(step);
+      if (this.player.index !== Number(step.dataset.frame)) this.player.show(Number(step.dataset.frame));
+      this.player.figure.classList.remove("by-hand");
+    }
+
+    mark(step) {
+      for (const one of this.steps) {
+        one.classList.toggle("now", one === step);
+        if (one === step) one.setAttribute("aria-current", "step");
+        else one.removeAttribute("aria-current");
+      }
+      this.now = step;
+    }
+
+    // The player moved by itself or by hand: where no step describes its frame, it needs its words.
+    stepped() {
+      const { index, figure } = this.player;
+      if (index === Number(this.now?.dataset.frame)) return;
+      const step = this.steps.find((one) => Number(one.dataset.frame) === index);
+      this.mark(step);
+      figure.classList.toggle("by-hand", !step);
+    }
+
+    still(index) {
+      const { width, height, defs, lines } = KV.picture(this.trace, index, PAPER);
+      const still = element("div", { class: "kv-still kv-drawn" });
+      still.innerHTML = `<svg class="kv-art" viewBox="0 0 ${width} ${height}" aria-hidden="true"><defs>${defs}</defs>${lines.join("")}</svg>`;
+      return still;
+    }
+
+    print() {
+      for (const step of this.steps) step.prepend(this.still(Number(step.dataset.frame)));
+    }
+  }
+
+  async function start(box) {
+    await KV.load(new URL(box.dataset.file, location.href).href);
+    const trace = Object.values(window.KV_TRACES).find((one) => one.file.endsWith(`/${box.dataset.file}`));
+    await KV.load(`${KV.base}views/${trace.kind}.js`);
+    return new Section(box, trace);
+  }
+
+  const boxes = [...document.querySelectorAll(".kv-follow")];
+  boxes.forEach((box) => start(box).catch(() => box.classList.add("kv-alone")));
+  window.addEventListener("beforeprint", () => boxes.forEach((box) => box.follow?.print()));
+  window.addEventListener("afterprint", () => document.querySelectorAll(".kv-drawn").forEach((still) => still.remove()));
+})();
