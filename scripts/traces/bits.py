@@ -92,16 +92,16 @@ class Bits(Tape):
         self.put(self.key)
         others = self.key.abs().sort().values[:-1]
         self.show(
-            f"One key of a random model with an outlier channel: {dim} numbers. One of them has size {largest:.1f}, "
-            f"the largest of the others {float(others[-1]):.1f}. Trained models' keys look like this.",
+            f"A key of {dim} numbers with an outlier, as in trained models: {largest:.1f}, the others up to "
+            f"{float(others[-1]):.1f}.",
             STORE,
         )
         used = self.round()
         step = max(step for _, step in self.levels)
         others = (2, 8, 16)
         self.show(
-            f"Every {int4_rows.GROUP} numbers get 16 levels between their least and their largest. The outlier alone "
-            f"decides its group's step, {step:.2f}: the group's numbers fall on {used} of the 16 levels.",
+            f"{int4_rows.GROUP} numbers share 16 levels. The outlier decides its group's step, {step:.2f}: only "
+            f"{used} levels are used.",
             QUANTIZE,
             ask(
                 "The group with the outlier has 16 levels. On how many of them do its 32 numbers fall?",
@@ -122,9 +122,8 @@ class Bits(Tape):
         self.is_turned = True
         self.put(turned)
         self.show(
-            f"Rotated: every number is now a sum of all {len(self.key)}, with signs, divided by "
-            f"{len(self.key) ** 0.5:g}. The largest is {largest:.1f}. Nothing is lost: a second rotation brings the "
-            "key back.",
+            f"Rotated: each number is a sum of all {len(self.key)}, divided by {len(self.key) ** 0.5:g}. "
+            f"The largest is {largest:.1f}; nothing is lost.",
             ROTATE,
             ask(
                 f"The key is rotated. Its largest number was {float(self.key.abs().max()):.1f}. What is it now?",
@@ -145,13 +144,12 @@ class Bits(Tape):
         full, plain, turned = self.scores.values()
         self.num_bytes = row.numel() * row.element_size()
         self.show(
-            f"Two codes a byte, and a step and a least number for each group in float16: "
-            f"{plural(self.num_bytes, 'byte')}, where bfloat16 takes {2 * len(self.key)}.",
+            f"Two codes a byte, a step and a least number a group: {plural(self.num_bytes, 'byte')}, not bfloat16's "
+            f"{2 * len(self.key)}.",
             PACK,
         )
         self.show(
-            "The query is rotated, too, and no score changes by that: (Hq) · (Hk) = q · k. With the rounded key it is "
-            f"{turned:.2f} instead of {full:.2f}.",
+            f"The query is rotated too: (Hq) · (Hk) = q · k. With the rounded key, {turned:.2f} instead of {full:.2f}.",
             ROTATE,
             ask(
                 f"q · k is {full:.2f}; with the key rounded as it is, {plain:.2f}. And now?",
@@ -165,8 +163,7 @@ class Bits(Tape):
         self.is_turned, self.shown, self.levels, self.rounded = False, tenths(self.key), [], tenths(back)
         off, off_plain = (float((x - self.key).abs().max()) for x in (back, as_it_is))
         self.show(
-            f"Rotated back, only to look at it: a number of the key is off by {off:.2f} at most, and was off by "
-            f"{off_plain:.2f}. Attention never does this. It rotates its one result instead.",
+            f"Rotated back, only to look: a number is off by {off:.2f} at most, and was off by {off_plain:.2f}.",
             ROTATE,
         )
 

@@ -147,9 +147,8 @@ class Captured(Tape):
     def before(self) -> None:
         state, sizes = self.buffers("none"), list(self.replays)
         self.show(
-            f"Before the first request, sizes {listed(sizes)} are captured, the largest first. What their steps read "
-            f"lies in one block of {state['bytes']} bytes: six tables of {plural(max(sizes), 'row')} at most. All are "
-            "zeros, so every row is padding.",
+            f"Sizes {listed(sizes)} are captured first. Their steps read six tables in one block of {state['bytes']} "
+            "bytes.",
             f"{GRAPHS}::GraphRunner.capture_all",
             **state,
         )
@@ -162,8 +161,7 @@ class Captured(Tape):
         why = "Only a step in which each request feeds one token, its newest, is replayed."
         self.after(
             "eager",
-            f"A, B and C arrive with {listed(lengths)} tokens. Their prompts run eagerly: kernels are launched one by "
-            "one, because the shape of a prefill hardly ever repeats. The buffers stay as they are.",
+            f"A, B and C arrive with {listed(lengths)} tokens. Prompts run eagerly: their shape hardly ever repeats.",
             f"{GRAPHS}::GraphRunner.run_eagerly",
             ask(text, listed(used) or "none", (max(self.replays), sum(lengths)), why),
         )
@@ -181,23 +179,20 @@ class Captured(Tape):
         why = "The captured step writes K and V for every row. Slot 0 is in the null block, which no request reads."
         self.after(
             "fill",
-            f"Now each has one token to feed. {count} rows need size {size}, so the host adds a padding row: no keys, "
-            f"no query, since cu_seqlens_q stays at {tables['cu_seqlens_q'][count]}, and slot {slot}, in the null "
-            "block.",
+            f"{count} rows need size {size}: the host adds a padding row without keys or query, whose slot is {slot}.",
             f"{GRAPHS}::DecodeBuffers.fill",
             ask(text, slot, (last + 1, "none"), why),
         )
         self.after(
             "copy",
-            f"One copy moves {state['copied']} bytes from the host's block to the device's: all six tables, to the "
-            "addresses that the captured step reads.",
+            f"One copy moves all six tables, {state['copied']} bytes, to the addresses that the captured step reads.",
             COPY,
         )
         words = zip(state["names"], self.states["replay"]["chosen"], strict=False)
         self.after(
             "replay",
-            f"One replay runs all {size} rows. The logits choose {listed([f'{name} “{word}”' for name, word in words])}"
-            ". Those of the padding row are ignored.",
+            f"One replay runs all {size} rows, and chooses {listed([f'{name} “{word}”' for name, word in words])}"
+            "; padding is ignored.",
             f"{GRAPHS}::GraphRunner.run",
         )
 
@@ -206,8 +201,8 @@ class Captured(Tape):
         ended = self.step()
         self.after(
             "replay",
-            "The next step writes over the same buffers and replays the same size: "
-            f"{plural(self.replays[self.runner.size], 'replay')} so far. {listed(ended)} has its last token and ends.",
+            f"The same buffers, written again, and the same size: {plural(self.replays[self.runner.size], 'replay')} "
+            f"so far. {listed(ended)} ends.",
             f"{GRAPHS}::GraphRunner.run",
         )
 
@@ -220,16 +215,14 @@ class Captured(Tape):
         why = f"All of the short tables, and {size} of {MAX_ROWS} rows of the block table, which comes last."
         self.after(
             "copy",
-            f"{names} remain: size {size}, no padding. {state['names'][-1]} moves up to row {size - 1}. The block "
-            f"table is last in the block, so the first {copied} bytes are enough. Rows {size} and up keep what they "
-            "held.",
+            f"{names} remain: size {size}. {state['names'][-1]} moves up to row {size - 1}; the first {copied} bytes "
+            "are enough.",
             f"{GRAPHS}::DecodeBuffers.bytes_of",
             ask(text, copied, (state["bytes"], state["bytes"] * size // MAX_ROWS), why),
         )
         self.after(
             "replay",
-            f"Size {size} reads the first {size} rows, at the same addresses as size {MAX_ROWS}. What is left of the "
-            f"step before is not read. {listed(ended)} ends.",
+            f"Size {size} reads the first {size} rows, at the same addresses as size {MAX_ROWS}. {listed(ended)} ends.",
             f"{GRAPHS}::DecodeBuffers.meta",
         )
 
@@ -242,9 +235,8 @@ class Captured(Tape):
         stale = [row for row in range(state["size"], MAX_ROWS) if taken in rows[row]]
         self.after(
             "replay",
-            f"{listed(state['names'])} decodes alone: size {state['size']}, {state['copied']} bytes. It has taken "
-            f"block {taken}, which C gave back. Rows {listed(stale)} still name that block, but no step reads them "
-            "before they are filled again.",
+            f"{listed(state['names'])} is alone and has taken block {taken} from C. Rows {listed(stale)} still name "
+            "it; no step reads them.",
             f"{GRAPHS}::GraphRunner.run",
         )
 
@@ -254,23 +246,22 @@ class Captured(Tape):
         self.step()
         self.after(
             "eager",
-            f"D and E arrive with {listed(lengths)} tokens. Their prompts and A's decode share a step, so it runs "
-            "eagerly. The buffers keep what A's last replay read.",
+            f"D and E arrive with {listed(lengths)} tokens. Their prompts and A's decode share a step: it runs "
+            "eagerly.",
             f"{GRAPHS}::GraphRunner.is_decode",
         )
         self.step()
         state = self.states["copy"]
         self.after(
             "copy",
-            f"{listed(state['names'])} decode: size {state['size']} again, whose fourth row is padding. D and E take "
-            "the rows that B and C had. Nothing is captured again.",
+            f"{listed(state['names'])} decode: size {state['size']} again, with a padding row. Nothing is captured "
+            "again.",
             COPY,
         )
         moved = "a table has moved" if self.addresses_now() != self.addresses else "no table has moved"
         self.after(
             "replay",
             f"{sum(self.replays.values())} replays of {len(self.replays)} captured sizes, "
-            f"{plural(self.eager_steps, 'eager step')}, and {moved}. This was recorded without a GPU: the buffers are "
-            "real, and no_graph ran what a graph would replay.",
+            f"{plural(self.eager_steps, 'eager step')}, and {moved}. Recorded without a GPU.",
             f"{GRAPHS}::no_graph",
         )

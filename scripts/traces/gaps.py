@@ -143,15 +143,14 @@ class Gaps(Tape):
     def whole(self) -> None:
         plain = self.plain
         self.show(
-            f"A decode step of the pocket model in lesson 0's layers, one request, one thread: {plain.count} "
-            f"operations. Above it, one of its layers, with {plain.size}. Between the bars, nothing is computed.",
+            f"A decode step in lesson 0's layers: {plain.count} operations. Above it, one of its layers, with "
+            f"{plain.size}.",
             f"{MODEL}/decoder.py::Decoder.forward",
         )
         text = f"{plain.count} operations, one after another. How much of the step lies between them?"
         why = "Small operations take as long to be called as to be computed."
         self.show(
-            f"{plain.between} % of the step lie between operations: Python finds the next one, and torch checks its "
-            "arguments and allocates its result. The profiler that measured this makes the gaps a little longer.",
+            f"{plain.between} % of the step lie between operations: Python and torch prepare the next one.",
             f"{MODEL}/decoder.py::DecoderLayer.forward",
             ask(text, f"{plain.between} %", ("3 %", "90 %"), why),
         )
@@ -168,21 +167,20 @@ class Gaps(Tape):
         )
         why = f"{len(of['b'])} norms of {len(NORM)} operations each."
         self.show(
-            f"The norms: {count['b']} operations. Each of the {len(of['b'])} norms is {len(NORM)} passes over the same "
-            "numbers, and each pass writes a new tensor for the next one to read.",
+            f"The norms: {count['b']} operations. Each norm is {len(NORM)} passes, and each pass writes a new tensor.",
             f"{MODEL}/layers.py::RMSNorm.forward",
             ask(text, count["b"], (4, 6, 12), why),
             lit=of["b"],
         )
         self.show(
-            f"RoPE takes {plural(count['c'], 'operation')}, and writing K and V {count['d']}, with the check that "
-            "every slot exists.",
+            f"RoPE takes {plural(count['c'], 'operation')}, writing K and V {count['d']}, with the check that every "
+            "slot exists.",
             f"{MODEL}/rope.py::apply_rope",
             lit=[*of["c"], *of["d"]],
         )
         self.show(
-            f"Without a compiler: q, k and v in one matrix, gate and up in another, and torch's own norm. "
-            f"{self.joined.size} operations in a layer instead of {self.plain.size}.",
+            f"Joined matrices and torch's own norm: {self.joined.size} operations in a layer instead of "
+            f"{self.plain.size}.",
             f"{FAST}/torch_layers.py::TorchDecoderLayer.forward",
             shown=2,
             layer=1,
@@ -195,16 +193,15 @@ class Gaps(Tape):
         text = f"In C++ a single call runs all layers. The step had {plain.count} operations. How many has it now?"
         why = "The rest is around the call: checks of the plan, embedding, RoPE's tables, last norm, head."
         self.show(
-            f"With C++: all layers are one call, which takes {took:.0f} µs. Norms, RoPE, cache write and SiLU happen "
-            "inside it, on values that are still in the cache; around it are checks, tables and the head.",
+            f"With C++, all layers are one call of {took:.0f} µs; around it are checks, tables and the head.",
             f"{FAST}/fast_model.py::speed_up",
             ask(text, packed.count, (1, 4, joined.count), why),
             shown=3,
             layer=1,
         )
         self.show(
-            f"Without the profiler the steps take {plain.us:,.0f}, {joined.us:,.0f} and {packed.us:,.0f} µs. All "
-            "three compute the same tokens, and read the same weights.",
+            f"Unprofiled, the steps take {plain.us:,.0f}, {joined.us:,.0f} and {packed.us:,.0f} µs, for the same "
+            "tokens.",
             f"{FAST}/torch_layers.py::TorchModel.forward",
             shown=3,
             layer=1,

@@ -19,13 +19,12 @@ ACTS = {  # a prompt, the most tokens of its answer, and the first caption
     TABLE: (
         "1 times 5 is 5. 2 times 5 is 10.",
         17,
-        f"The pocket model continues a times table, greedily. At most {MAX_DRAFTS} tokens are guessed in a step; "
-        f"a block has {BLOCK_SIZE} slots.",
+        f"The pocket model continues a times table. At most {MAX_DRAFTS} tokens are guessed in a step.",
     ),
     TWICE: (
         asked_twice("What is a KV cache?"),
         48,
-        "A question is asked a second time. Its answer is in the prompt, and the model knows it by heart.",
+        "A question is asked a second time: its answer is in the prompt.",
     ),
 }
 SPECULATOR = "mini_engine/speculation/speculator.py::Speculator"
@@ -125,7 +124,7 @@ class Guesses(Tape):
         """Describe steps without guesses, if there were any."""
         if not count:
             return
-        why = "no n-gram of the last tokens has occurred before, or there is a pause"
+        why = "no n-gram has occurred before, or there is a pause"
         say = f"{plural(count, 'step')} without a guess: {why}. A token each."
         if self.steps == 1:
             say = f"The prompt is computed, and the first token chosen. k begins at {self.adaptive.k}."
@@ -134,8 +133,7 @@ class Guesses(Tape):
     def guess(self, drafts: Sequence[int]) -> None:
         tail, said = ("".join(self.words(ids)) for ids in (self.request.token_ids[-2:], drafts))
         self.tell(
-            f"The text ends in … {tail}, which occurred before. What followed there is guessed: {said}. That is "
-            f"{plural(len(drafts), 'draft')}, each with a slot for its K and V.",
+            f"… {tail} occurred before. What followed is guessed: {said}.",
             LOOKUP,
             drafts=drafts,
             fed=[self.request.token_ids[-1], *drafts],
@@ -146,18 +144,16 @@ class Guesses(Tape):
         right, count, is_last = gained - 1, len(fed) - 1, self.request.is_finished
         guessed, chose = self.words(fed[1:]), self.words(chosen)
         if is_last and right < count and chosen[right] == fed[1 + right]:
-            why = f"{chose[right]} ends the answer, so the drafts behind it are dropped, right or wrong."
+            why = f"{chose[right]} ends the answer; drafts behind it are dropped."
         elif right == count:
-            why = f"{'Both' if count == 2 else f'All {count}'} drafts are what the rows chose"
-            why += ", and the last row's token comes on top."
+            why = f"{'Both' if count == 2 else f'All {count}'} drafts are right, and the last row adds a token."
         else:
-            why = f"Row {right} chose {chose[right]}, not {guessed[right]}: its token stands, and "
-            why += "the KV of what was guessed there is truncated."
+            why = f"Row {right} chose {chose[right]}, not {guessed[right]}, and stands; KV behind it goes."
         question = None
         if count > 1 and (count, gained) not in self.asked:
             others = (1, count, count + 1)
             question = ask("The rows have been computed. How many tokens does this step yield?", gained, others, why)
         self.asked.add((count, gained))
         say = f"{plural(gained, 'token')} in one step. {why} "
-        say += "The answer is complete." if is_last else f"k is now {self.adaptive.k}."
+        say += "It is complete." if is_last else f"k is now {self.adaptive.k}."
         self.tell(say, f"{SPECULATOR}.accept", question, fed=fed, chosen=chosen, gained=gained)

@@ -188,8 +188,8 @@ class Handover(Tape):
         self.manager.grow("C", 1)
         self.put("C", list(b"C"))
         self.show(
-            f"The receiver decodes C, a token a step; here a token is a letter. Beside it a worker is idle, with "
-            f"{NUM_BUFFERS} buffers of {BLOCK_SIZE} tokens in memory that both see.",
+            f"The receiver decodes C. A worker is idle, with {NUM_BUFFERS} buffers of {BLOCK_SIZE} letters in memory "
+            "that both see.",
             STAGE,
         )
         self.whole()
@@ -229,8 +229,8 @@ class Handover(Tape):
             raise ValueError(f"{name} waits, though nothing of it is on its way")
         found, self.waiting = self.manager.allocate(name, ids), ""
         self.show(
-            f"{name} is admitted: {found} tokens are copied from the buffers into the pool, and all buffers are free. "
-            f"{plural(len(ids) - found, 'token')} of {len(ids)} will be computed here.",
+            f"{name} is admitted: {found} tokens are copied into the pool, {len(ids) - found} of {len(ids)} will be "
+            "computed here.",
             code,
         )
         self.manager.free(name)
@@ -261,9 +261,7 @@ class Handover(Tape):
         )
         self.decode()
         self.worker.hear()
-        self.show(
-            "The worker has read the cancel and says that it writes no more. All buffers are free.", f"{TRANSFERS}.end"
-        )
+        self.show("The worker has read the cancel and writes no more. All buffers are free.", f"{TRANSFERS}.end")
 
     def lost(self) -> None:
         """Show a worker that falls silent."""
@@ -284,7 +282,7 @@ class Handover(Tape):
         self.decode()
         self.transfers.lose(self.worker.number, "is gone")
         self.show(
-            f"It is gone, so nothing writes any more: {lent} buffers are free. What was filled stays: it is complete.",
+            f"It is gone, so nothing writes any more: {lent} buffers are free. What was filled is complete.",
             f"{TRANSFERS}.lose",
         )
         self.worker = Worker(self.stage, 2, self.hear)

@@ -152,15 +152,13 @@ class Latents(Tape):
         made = c.num_attention_heads * (c.qk_head_dim + c.v_head_dim)
         text = f"The prompt's last token, “{self.words_shown[-1]}”, is computed."
         self.show(
-            f"{text} Layer {LAYER} has {c.num_attention_heads} heads, with keys of {c.qk_head_dim} numbers and values "
-            f"of {c.v_head_dim}. The cache already has a latent and a rotary key of each token before it.",
+            f"{text} The cache has latents and rotary keys before it.",
             FORWARD,
         )
         why = f"A latent of {latent} numbers and a rotary key of {rotary}, for all heads together."
         self.show(
-            f"Written once, into slot {slot % BLOCK_SIZE} of block {slot // BLOCK_SIZE}: a latent of {latent} numbers, "
-            f"and a rotary key of {rotary}. A cache of keys and values would take {made} numbers, "
-            f"{made / (latent + rotary):.1f} times as many.",
+            f"Written once, to slot {slot % BLOCK_SIZE} of block {slot // BLOCK_SIZE}: {latent} + {rotary} numbers. "
+            f"Keys and values would be {made}, {made / (latent + rotary):.1f} times.",
             FORWARD,
             ask(f"{text} How many numbers are written in this layer?", latent + rotary, (rotary, made // 2, made), why),
             marked=len(self.words_shown) - 1,
@@ -169,11 +167,10 @@ class Latents(Tape):
     def about_absorbing(self) -> None:
         """Show the absorbed queries."""
         c = self.config
-        (_, heads, rank), (_, _, rope) = self.shapes
+        (*_, rank), (*_, rope) = self.shapes
         self.show(
-            f"Each of the {heads} queries has {c.qk_head_dim} numbers. The {c.qk_nope_head_dim} without position go "
-            f"through the head's own W_UK and become {rank}: now they can meet a latent as it is. The other {rope} "
-            "meet the rotary key.",
+            f"W_UK turns {c.qk_nope_head_dim} numbers of each query into {rank}, to meet latents; {rope} meet the "
+            "rotary key.",
             ABSORBED,
         )
 
@@ -193,17 +190,14 @@ class Latents(Tape):
             text = f"Block {block} holds {plural(count, 'latent')}. How often is it read for {heads} heads?"
             why = "Every head's key, and every head's value, is made of the same latent."
             question = ask(text, self.reads[0], (2, heads, 2 * heads), why)
-            said = (
-                f"Block {block} is read once. All {heads} heads score its latents, each with a query of its own, and "
-                "then add the same latents up as values."
-            )
+            said = f"Block {block} is read once: all {heads} heads score its latents, then add them up as values."
         elif kept["rose"]:
             names = listed([f"head {h}" for h in kept["rose"]], "finds", "find")
-            said = f"Block {block}, read once for all heads: {names} a larger score, so those bars shrink first."
+            said = f"Block {block}, read once: {names} a larger score; bars shrink."
         else:
-            said = f"Block {block}, read once for all heads. No head finds a larger score."
+            said = f"Block {block}, read once: no head finds a larger score."
         if entry and len(set(words)) > 1:
-            said += f" In this block the heads look at different tokens: {listed(words)}."
+            said += " Heads look at different tokens."
         self.show(said, SUMS if entry else WALK, question, entry=entry, rose=kept["rose"] if entry else [])
 
     def end(self) -> None:
@@ -211,8 +205,8 @@ class Latents(Tape):
         c, kv_len = self.config, len(self.words_shown)
         rank, out = c.kv_lora_rank, [[round(x, 3) + 0.0 for x in row[:SHOWN].tolist()] for row in self.out]
         self.show(
-            f"Each head has a sum of latents, {rank} numbers. Its W_UV turns them into {c.v_head_dim}, once for each "
-            f"query and not once for each of {kv_len} tokens.",
+            f"W_UV turns each head's sum of latents, {rank} numbers, into {c.v_head_dim}: once, not for {kv_len} "
+            "tokens.",
             ABSORBED,
             out=out,
         )
@@ -224,8 +218,7 @@ class Latents(Tape):
         verdict = "the same" if same else "something else"
         why = "q · (W_UK c) = (W_UKᵀ q) · c: the same products in another order."
         self.show(
-            f"Expanded first, the {kv_len} latents become {made:,} numbers of keys and values, and ordinary attention "
-            f"gives {verdict}.",
+            f"Expanded first, {kv_len} latents become {made:,} numbers, and ordinary attention gives {verdict}.",
             EXPANDED,
             ask(
                 "And if all latents are expanded to keys and values first?",

@@ -25,9 +25,9 @@ STAGES = {
     "keep_min_p": "min-p 0.5",
 }
 KEEPS = {
-    "keep_top_k": "Top-k: keep only the 8 best. {} and share the probability of the others.",
-    "keep_top_p": "Top-p: keep the best tokens that together reach 0.85, including the one that gets there. {}.",
-    "keep_min_p": "Min-p: remove every token less than half as likely as the best. {}.",
+    "keep_top_k": "Top-k: keep only the 8 best. {}.",
+    "keep_top_p": "Top-p: keep the best that together reach 0.85. {}.",
+    "keep_min_p": "Min-p: remove what is less than half as likely as the best. {}.",
 }
 
 
@@ -78,9 +78,8 @@ class Logits(Tape):
     def record(self) -> None:
         self.model_logits()
         self.show(
-            f"The model's logits after “{PROMPT}”: {self.logits.shape[-1]:,} of them, of which the best {SHOWN} are "
-            "shown. A bar is the probability that softmax gives a token. Greedy would take "
-            f"“{self.word(self.shown[0])}” every time.",
+            f"The {SHOWN} best of {self.logits.shape[-1]:,} logits after “{PROMPT}”. Bars: softmax. "
+            f"Greedy takes “{self.word(self.shown[0])}”.",
             MODEL,
             stage="logits",
         )
@@ -108,19 +107,15 @@ class Logits(Tape):
                 f"“{self.word(token)}” {before[0, token]:.2f} → {self.logits[0, token]:.2f}"
                 for token in self.changed(before)
             ]
-            return (
-                "Repetition penalty: the logit of every token in the prompt or the answer is divided by 1.3 (or "
-                f"multiplied, if negative). {'; '.join(said)}."
-            )
+            return f"Repetition penalty: logits of tokens in the text are divided by 1.3. {'; '.join(said)}."
         if name == "divide_by_temperature":
             best = int(self.logits[0].argmax())
             old, new = self.probs(before)[best], self.probs(self.logits)[best]
             return (
-                "Temperature: every logit is divided by 0.7. Differences grow, so the best tokens gain: "
-                f"“{self.word(best)}” goes from {old:.3f} to {new:.3f}. A temperature above 1 does the opposite."
+                f"Temperature: logits are divided by 0.7, so the best gain: “{self.word(best)}” {old:.3f} → {new:.3f}."
             )
         lost = kept - self.kept
-        gone = f"{plural(lost, 'token')} {'gets' if lost == 1 else 'get'} the logit −∞; {self.kept} remain"
+        gone = f"{plural(lost, 'token')} {'gets' if lost == 1 else 'get'} −∞; {self.kept} remain"
         return KEEPS.get(name, "{}.").format(gone)
 
     def question(self, name: str, before, kept: int):
@@ -153,8 +148,7 @@ class Logits(Tape):
     def draw(self) -> None:
         self.token = self.chosen()
         self.show(
-            f"The draw: the probabilities of the {self.kept} remaining tokens, laid end to end from 0 to 1 in the "
-            "order of the vocabulary.",
+            f"The draw: the {self.kept} tokens' probabilities end to end from 0 to 1, in the vocabulary's order.",
             f"{SAMPLER}::draw",
         )
         why = "Each token owns an interval as long as its probability, and the number falls into one of them."
@@ -177,7 +171,7 @@ class Logits(Tape):
         why = "A hash of seed and position takes the place of a generator. Neither batch nor order is an input."
         self.show_draw(
             beside,
-            f"The same request in a batch of 8: {same}. No generator and no state: only seed and position matter.",
+            f"In a batch of 8: {same}. Only seed and position matter.",
             "draw_tokens",
             ask(text, word, ("it depends on the others",), why),
         )

@@ -31,8 +31,7 @@ class Mailboxes(Tape):
     async def play(self) -> None:
         self.stage = Stage(self.model, self.tokenizer)
         self.show(
-            "Two threads. The event loop has the connections of three clients, the engine's thread has the engine, and "
-            "nothing is shared but an inbox and a mailbox for each client.",
+            "The event loop and the engine's thread share only an inbox and a mailbox for each client.",
             WORKER,
         )
         async with self.stage:
@@ -53,20 +52,18 @@ class Mailboxes(Tape):
         """Show the way of the first tokens in three frames: jobs, a step, events."""
         await self.stage.arrive()
         self.show(
-            "A, B and C ask. Each request becomes a job in the inbox; the event loop does not touch the engine.",
+            "A, B and C ask. Each request becomes a job in the inbox; the engine is not touched.",
             f"{WORKER}.submit",
         )
         self.stage.step()
         self.show(
-            "The engine's thread empties its inbox, runs a step, and drops a token into each mailbox. It does not wait "
-            "until one is fetched.",
+            "The engine's thread empties its inbox, runs a step, fills the mailboxes, and goes on.",
             f"{WORKER}._step",
             made=self.stage.made,
         )
         await self.stage.settle()
         self.show(
-            "The event loop was woken once for all three. It fetches what is there and writes events. A and B read "
-            f"theirs; {SLOW}'s stays in its socket, so only {SLOW}'s response waits.",
+            f"The event loop, woken once, writes events. A and B read theirs; {SLOW}'s stays in its socket.",
             f"{STREAM}._send",
         )
 
@@ -81,7 +78,7 @@ class Mailboxes(Tape):
         said = [f"Step {stage.steps}:"]
         for name in aborted:
             freed = plural(before[name], "block")
-            said.append(f"first the inbox, so {name} is aborted and its {freed} are free; then the step.")
+            said.append(f"inbox first, so {name} is aborted and its {freed} are free.")
         said.append(listed(stage.made, "gets a token.", "get a token each."))
         if stage.clients[SLOW].status == "slow":
             said.append(f"{SLOW} has not read: {plural(stage.waiting(SLOW), 'token')} in its mailbox.")
@@ -109,8 +106,8 @@ class Mailboxes(Tape):
         text = f"{waits} tokens wait in {SLOW}'s mailbox. Now {SLOW} reads. How many tokens has its next event?"
         why = "What waits in a mailbox is merged when it is fetched. A slow client gets few events, and large ones."
         self.show(
-            f"{SLOW} reads its first event. The event loop fetches all {waits} tokens from {SLOW}'s mailbox and writes "
-            f"them as one event of {plural(client.unread, 'token')}. The mailbox is empty.",
+            f"{SLOW} reads its first event. All {waits} tokens in its mailbox become one event of "
+            f"{plural(client.unread, 'token')}.",
             f"{MAILBOX}.take",
             ask(text, client.unread, (1, waits + 1, waits), why),
         )
@@ -125,9 +122,8 @@ class Mailboxes(Tape):
         text = f"{SLOW} closes its connection between two steps. How many of its {held} blocks are free at once?"
         why = "Only the engine's thread may free blocks, and it has not looked into its inbox yet."
         self.show(
-            f"{SLOW} closes its connection. Its response is cancelled, which puts an abort into the inbox. The "
-            f"{plural(lost, 'token')} on the way to it will not be read, and its {plural(still, 'block')} are still "
-            "held.",
+            f"{SLOW} disconnects, {plural(lost, 'token')} unread. An abort is in the inbox; its "
+            f"{plural(still, 'block')} are still held.",
             "mini_engine/server/disconnect.py::unless_gone",
             ask(text, held - still, (held, 1, 0), why),
         )
@@ -135,10 +131,11 @@ class Mailboxes(Tape):
     def sum_up(self) -> None:
         computed = self.stage.computed()
         got = {name: sum(client.events) for name, client in self.stage.clients.items()}
-        quick = listed([f"{name} has its {got[name]} tokens" for name in PROMPTS if name != SLOW])
+        quick = listed([f"{name} has its {got[name]}" for name in PROMPTS if name != SLOW])
+
         free = self.stage.engine.scheduler.manager.blocks_by_state.free
         self.show(
-            f"{quick}, one from every step: {SLOW} has cost them nothing. {SLOW} has read {got[SLOW]} of the "
-            f"{computed[SLOW]} that were computed for it. {free} of {self.scene['blocks']} blocks are free.",
+            f"{quick} tokens: {SLOW}, who read {got[SLOW]} of {computed[SLOW]}, cost them nothing. "
+            f"{free} blocks are free.",
             f"{WORKER}._deliver",
         )

@@ -56,8 +56,8 @@ class Packing(Tape):
     def rows_in_order(self) -> None:
         PackedWeight(numbered(OUTPUTS))  # the result that the first frames lead up to
         self.show(
-            f"A weight with {OUTPUTS} outputs and {INPUTS} inputs, row by row. A box is a word: two bfloat16 of one "
-            f"output, whose number it has. A line of memory has {LINE_WORDS * WORD_BYTES} bytes.",
+            f"A weight of {OUTPUTS} outputs × {INPUTS} inputs, row by row. A box is a word: two bfloat16 of one "
+            "output.",
             f"{PACK}::PackedWeight",
         )
         first = self.places(None, 0)[:TILE]
@@ -65,8 +65,8 @@ class Packing(Tape):
         text = "Inputs 0 and 1 meet the first word of every output. In how many lines are those of outputs 0 … "
         why = f"{TILE} rows of {INPUTS * ITEM_BYTES} bytes are {TILE * INPUTS * ITEM_BYTES} bytes."
         self.show(
-            f"A decode step multiplies inputs 0 and 1 by the first word of each output. Those of outputs 0 … "
-            f"{TILE - 1} are {INPUTS * ITEM_BYTES} bytes apart, in {lines} lines: {len(first)} small loads.",
+            f"Inputs 0 and 1 meet each output's first word: {INPUTS * ITEM_BYTES} bytes apart, in {lines} lines, "
+            f"{len(first)} small loads.",
             f"{PACK}::PackedWeight",
             ask(f"{text}{TILE - 1}?", lines, (1, 6, 16), why),
             marked=first,
@@ -77,8 +77,8 @@ class Packing(Tape):
         count = TILE * INPUTS // 2
         PackedWeight(self.memory[:TILE])
         self.show(
-            f"The first {TILE} rows are packed: word 0 of all {TILE} outputs, then word 1, then word 2. The "
-            f"tile takes the bytes that its rows took, {count * WORD_BYTES}.",
+            f"The first {TILE} rows, packed: word 0 of all outputs, then 1, then 2, in the same {count * WORD_BYTES} "
+            "bytes.",
             f"{PACK}::interleave",
             marked=list(range(count)),
         )
@@ -88,8 +88,8 @@ class Packing(Tape):
 
     def reading(self) -> None:
         self.show(
-            f"Now one load of {LINE_WORDS * WORD_BYTES} bytes brings the words of {TILE} outputs that meet the same "
-            "two inputs.",
+            f"Now one load of {LINE_WORDS * WORD_BYTES} bytes brings the words of {TILE} outputs for the same two "
+            "inputs.",
             f"{PACK}::PackedWeight",
             marked=self.places(None, 0)[:TILE],
         )
@@ -111,8 +111,8 @@ class Packing(Tape):
         text = f"Row by row, the weight of output {output} and input {entry} was at byte {before}. Where is it now?"
         wrong = (f"byte {before}", f"byte {at - ITEM_BYTES}", "byte 200")
         self.show(
-            f"Output {output}, input {entry}: byte {before} before, byte {at} now. One whole tile, two lines, four "
-            "words and half a word lie in front of it.",
+            f"Output {output}, input {entry}: byte {before} before, byte {at} now, behind one whole tile and two "
+            "lines.",
             f"{PACK}::PackedWeight",
             ask(text, f"byte {at}", wrong, f"192 + 2 · 64 + 4 · 4 + 2 = {at}."),
             marked=[at // WORD_BYTES],
@@ -121,7 +121,7 @@ class Packing(Tape):
         row = PackedWeight(numbered(OUTPUTS)).rows(torch.tensor([output]))[0].int().tolist()
         self.show(
             f"As an embedding, a row is read back: {len(words)} words of tile {output // TILE}, {TILE} words apart, "
-            f"put together to {ranges(row)}: the numbers that this test weight began with.",
+            f"give {ranges(row)}.",
             f"{PACK}::PackedWeight.rows",
             marked=words,
         )
@@ -131,8 +131,8 @@ class Packing(Tape):
         text = f"A weight has {OUTPUTS + 1} outputs. How many lines does it take?"
         why = f"Three tiles of {INPUTS // 2} lines each. Zeros add nothing to a sum."
         self.show(
-            f"With {OUTPUTS + 1} outputs there is a third tile: one row, and {TILE - 1} rows of zeros. Only such a "
-            "weight needs new memory.",
+            f"{OUTPUTS + 1} outputs need a third tile: one row, {TILE - 1} rows of zeros. Only then is new memory "
+            "needed.",
             f"{PACK}::PackedWeight",
             ask(text, len(self.state()["lines"]), (6, 7, 8), why),
             marked=self.places(OUTPUTS, None),

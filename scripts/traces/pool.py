@@ -68,8 +68,8 @@ class Pool(Tape):
 
     def record(self) -> None:
         self.show(
-            f"A pool of {NUM_BLOCKS} blocks with {BLOCK_SIZE} slots each. A slot holds the keys and values of one "
-            "token. All blocks are on the free list.",
+            f"A pool of {NUM_BLOCKS} blocks, all free, with {BLOCK_SIZE} slots each. A slot holds the K and V of one "
+            "token.",
             f"{PAGED}::FlatKvPool",
         )
         self.prefill("A")
@@ -77,7 +77,7 @@ class Pool(Tape):
         for name in "AABA":
             self.decode(name)
         self.decode("A", is_question=True)
-        self.end("A", "A has reached its maximum length")
+        self.end("A", "A has ended")
         self.prefill("C", is_question=True)
         self.decode("C")
         self.refused("D")
@@ -98,7 +98,7 @@ class Pool(Tape):
         expected = list(self.allocator.free_blocks)
         blocks = running.reserve()
         took, unused = plural(len(blocks), "block"), len(blocks) * BLOCK_SIZE - count
-        tail = f" {plural(unused, 'slot')} of the last one will stay free." if unused else ""
+        tail = f" {plural(unused, 'slot')} of the last one stay{'s' if unused == 1 else ''} free." if unused else ""
         question = None
         if len(self.running) == 1 and not again:
             why = f"{count} / {BLOCK_SIZE}, rounded up. Only the last block of a request can be partly filled."
@@ -112,8 +112,7 @@ class Pool(Tape):
         self.show(f"{first} it takes {took}, {listed(blocks)}.{tail}", f"{PAGED}::reserve", question)
         wrote, _, word = running.run()
         self.show(
-            f"Prefill: one step writes all {count} tokens, to slots {ranges(wrote)}. The model chooses “{word}”, "
-            "which has no keys and values yet.",
+            f"Prefill: one step writes all {count} tokens, to slots {ranges(wrote)}, and chooses “{word}”.",
             f"{PAGED}::FlatKvPool.set_kv",
             wrote=wrote,
         )
@@ -130,16 +129,16 @@ class Pool(Tape):
                 wrong = ["none; it waits", f"{running.request.blocks[-2] + 1}, the neighbour", *free[1:2]]
                 question = ask(f"{name}'s blocks are full. Which block does it get?", blocks[0], wrong, why)
             self.show(
-                f"Token {position} of {name} needs a slot, and its blocks are full. It takes block {blocks[0]}. "
-                "A request's blocks need not be adjacent.",
+                f"{name}'s blocks are full, so its token {position} takes block {blocks[0]}. Blocks need not be "
+                "adjacent.",
                 f"{PAGED}::reserve",
                 question,
             )
         wrote, read, word = running.run()
         block, offset = divmod(wrote[0], BLOCK_SIZE)
         self.show(
-            f"Decode: {name} feeds one token, position {position}. Its slot is {block} × {BLOCK_SIZE} + {offset} = "
-            f"{wrote[0]}. Attention gathers slots {ranges(read)}, in this order. Next word: “{word}”.",
+            f"{name} feeds token {position}: slot {block} × {BLOCK_SIZE} + {offset} = {wrote[0]}. Attention gathers "
+            f"{ranges(read)}. Next: “{word}”.",
             f"{PAGED}::FlatKvPool.attend",
             wrote=wrote,
             read=read,
@@ -167,8 +166,7 @@ class Pool(Tape):
         blocks = list(running.request.blocks)
         running.sequence.release()
         self.show(
-            f"{because}: blocks {listed(blocks)} are freed. {plural(self.allocator.num_free, 'block')} of {NUM_BLOCKS} "
-            f"are free{' now' if self.running else ', as at the start'}. The old keys and values stay there until they "
-            "are overwritten, and no request reads them.",
+            f"{because}: blocks {listed(blocks)} are free, {self.allocator.num_free} of {NUM_BLOCKS}. "
+            "Old K and V stay, but no request reads them.",
             f"{ALLOCATOR}.free",
         )

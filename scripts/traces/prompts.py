@@ -84,8 +84,8 @@ class Prompts(Tape):
     def record(self) -> None:
         """Let two prompts share an edge, then let others need its blocks."""
         self.show(
-            f"An empty tree, and {NUM_BLOCKS - 1} free blocks of {BLOCK_SIZE} tokens. A token is drawn as a letter; S "
-            "is the system prompt.",
+            f"An empty tree, and {NUM_BLOCKS - 1} free blocks of {BLOCK_SIZE} tokens. A token is a letter; S is the "
+            "system prompt.",
             TREE,
         )
         self.first()
@@ -100,8 +100,8 @@ class Prompts(Tape):
         blocks = self.compute("A")
         rest = len(PROMPTS["A"]) % BLOCK_SIZE
         self.show(
-            f"Prompt A is computed. Its whole blocks are stored as one edge, {listed(blocks)}, which A locks. "
-            f"{plural(rest, 'token')} fills no block and stays outside.",
+            f"A is computed. Its whole blocks, {listed(blocks)}, become an edge that A locks; {plural(rest, 'token')} "
+            "fills none.",
             f"{MANAGER}.store",
         )
 
@@ -112,16 +112,15 @@ class Prompts(Tape):
         why = "An edge is split where prompts part, always between two blocks. Nothing is copied or computed."
         wrong = ("it stays whole", "it is stored twice")
         self.show(
-            f"B begins alike: {found} tokens are found. The edge is split behind block {cut}, where the prompts part. "
-            "Both lock the upper part; only A locks the lower one.",
+            f"B begins alike: {found} tokens are found. The edge is split behind block {cut}; both lock the upper "
+            "part.",
             SPLIT,
             ask(text, f"{upper} blocks, then {uncut - upper}", wrong, why),
             cut=cut,
         )
         blocks = self.compute("B")
         self.show(
-            f"B is computed. Its own whole blocks, {listed(blocks)}, become a second edge below the shared one, and "
-            "B's.",
+            f"B is computed. Its own whole blocks, {listed(blocks)}, become an edge below the shared one.",
             f"{TREE}.insert",
         )
 
@@ -131,8 +130,7 @@ class Prompts(Tape):
         wrong = ("all of A's", "none", listed(self.manager.tables["B"].blocks[:2]))
         why = "A lock counts on every node up to the root. The shared part still has B's."
         self.show(
-            f"A ends and gives up its locks. Block {listed(unlocked)} has none left: it is cached, and may be evicted. "
-            "B still locks the blocks above.",
+            f"A ends. Block {listed(unlocked)} has no lock left and may be evicted; B still locks the blocks above.",
             f"{TREE}.unlock",
             ask("A ends. Which blocks of the tree can be evicted now?", listed(unlocked), wrong, why),
         )
@@ -152,7 +150,7 @@ class Prompts(Tape):
         self.compute("C")
         self.leave("B")
         self.leave("C")
-        said = "C is computed; then B and C end. Nothing is locked now, so all that is stored may be evicted."
+        said = "C is computed; then B and C end. Nothing is locked, so all of it may be evicted."
         self.show(said, f"{MANAGER}.release")
 
     def several_blocks(self) -> None:
@@ -160,8 +158,8 @@ class Prompts(Tape):
         text = f"D needs {len(evicted)} blocks more than are free. Which end of the oldest prompt goes first?"
         why = "A prefix is useful without its tail, but never without its head."
         self.show(
-            f"D needs 5 blocks and {5 - len(evicted)} are free. The least recently used leaf gives up its blocks, from "
-            f"its end. Then its parent is a leaf, and loses its last block: {listed(evicted)} in all.",
+            f"D needs 5, {5 - len(evicted)} are free. The oldest leaf goes, end first, then its parent's end: "
+            f"{listed(evicted)}.",
             f"{TREE}._cut",
             ask(text, "its end", ("its beginning", "all of it at once"), why),
             gone=gone,

@@ -86,9 +86,8 @@ class Ranks(Tape):
         c = self.model.config
         heads, columns = c.num_attention_heads // NUM_RANKS, c.intermediate_size // NUM_RANKS
         self.show(
-            f"Two ranks have half of every matrix each: {heads} of {c.num_attention_heads} query heads, {columns} of "
-            f"{c.intermediate_size} feed-forward columns, {len(rows_of(c.vocab_size, 0, NUM_RANKS)):,} of "
-            f"{c.vocab_size:,} tokens. Rank 0 has planned a step of one token and sent the plan.",
+            f"Each rank has half of every matrix: {heads} of {c.num_attention_heads} heads, {columns} of "
+            f"{c.intermediate_size} columns, {len(rows_of(c.vocab_size, 0, NUM_RANKS)):,} of {c.vocab_size:,} tokens.",
             PART,
         )
 
@@ -134,8 +133,7 @@ class Ranks(Tape):
             rows = rows_of(vocab, owner, NUM_RANKS)
             why = "A sum of the vector and of zeros is the vector. So one all-reduce is a lookup over all ranks."
             self.show(
-                f"Rank {owner} has the row of token {self.fed}, “{word}”, and looks it up. Rank {other} does not, and "
-                "brings zeros.",
+                f"Rank {owner} has the row of token {self.fed}, “{word}”. Rank {other} does not, and brings zeros.",
                 LOOK_UP,
                 ask(
                     f"{text}{rows.start:,} … {rows.stop - 1:,}. What does rank {other} bring to the sum?",
@@ -156,9 +154,8 @@ class Ranks(Tape):
         self.stage, self.meeting, self.does = "qkv", 0, ["computes"] * NUM_RANKS
         self.parts, self.totals = [None] * NUM_RANKS, [None] * NUM_RANKS
         self.show(
-            f"Layer 0. Each rank makes the queries, keys and values of its {c.num_attention_heads // NUM_RANKS} query "
-            "heads, stores K and V in its own pool under the same slot, and attends. Heads do not see each other, so "
-            "nothing is exchanged.",
+            f"Layer 0: each rank attends with its {c.num_attention_heads // NUM_RANKS} heads and its own K and V. "
+            "Nothing is exchanged.",
             FINISH,
         )
         self.attention_sum()
@@ -170,8 +167,7 @@ class Ranks(Tape):
 
         def behind_o() -> None:
             self.show(
-                f"o takes what the rank's own heads have seen. It makes all {width} outputs, but of each a "
-                "part only. Rank 1 is faster: its part is in its place, in the half that meeting 1 did not use.",
+                f"o makes a part of all {width} outputs. Rank 1 is faster: its part is there, in the unused half.",
                 ADD_UP,
             )
 
@@ -210,8 +206,7 @@ class Ranks(Tape):
         def early() -> None:
             why = "Meeting 3 uses the other half. The parts of meeting 2 stay until meeting 4."
             self.show(
-                f"gate and up make {c.intermediate_size // NUM_RANKS} columns in each rank, down a part of each sum. "
-                "Rank 1 is early again.",
+                f"gate and up make {c.intermediate_size // NUM_RANKS} columns in each rank, down a part of each sum.",
                 ADD_UP,
                 ask(
                     "Rank 1 brings its part of meeting 3 while rank 0 may still read those of meeting 2. Where to?",
@@ -224,8 +219,8 @@ class Ranks(Tape):
         def done() -> None:
             count = 2 * c.num_hidden_layers + 1
             self.show(
-                f"The layer is done, with two meetings. {c.num_hidden_layers} layers and the embedding make {count} in "
-                f"a step, of {bytes_per_step(c, 1, 4):,} bytes together from each rank.",
+                f"A layer has two meetings, {c.num_hidden_layers} layers and the embedding {count}: "
+                f"{bytes_per_step(c, 1, 4):,} bytes from each rank.",
                 FINISH,
             )
 
@@ -240,15 +235,14 @@ class Ranks(Tape):
         best = [float(logits[rank][0].max()) for rank in range(NUM_RANKS)]
         word, owner = self.words([self.chosen])[0], int(best[1] > best[0])
         self.show(
-            f"Behind the last layer, each rank has the logits of its own tokens: {each:,} bytes to gather. The largest "
-            f"is {best[0]:.2f} in rank 0 and {best[1]:.2f} in rank 1.".replace("-", "−"),
+            f"Each rank has the logits of its tokens, {each:,} bytes. The largest: {best[0]:.2f} and "
+            f"{best[1]:.2f}.".replace("-", "−"),
             HEAD,
         )
         self.does = ["chooses", "waits for the next plan"]
         why = "Two ranks that both choose may choose differently, and then add up halves of different texts."
         self.show(
-            f"Rank 0 has all logits and chooses “{word}”, a token of rank {owner}. The other rank learns it with the "
-            "next plan.",
+            f"Rank 0 has all logits and chooses “{word}”. Rank 1 learns it with the next plan.",
             FOLLOW,
             ask(
                 "Which rank chooses the token?",

@@ -20,10 +20,10 @@ OPTIONS = ("replica 0", "replica 1", "replica 2")
 POLICY = "mini_engine/distributed/routing/policy.py"
 ROUND_ROBIN, AFFINITY, SCORE = "round robin", "pure affinity", "the score"
 ACTS = {  # the first caption
-    ROUND_ROBIN: f"{NUM_REPLICAS} replicas, each with a cache of {CAPACITY} blocks. All prompts begin with one system "
-    "prompt, block S. First, round robin: each replica in its turn.",
-    AFFINITY: "The same chats, with empty caches. Now each goes where most of its prompt is known, whatever the load.",
-    SCORE: "The same chats once more, with the score: the share that is known, minus how much busier than the mean.",
+    ROUND_ROBIN: f"{NUM_REPLICAS} replicas cache {CAPACITY} blocks each; all prompts begin with block S. First, "
+    "round robin.",
+    AFFINITY: "The same chats again. Now each goes where most of its prompt is known, whatever the load.",
+    SCORE: "Once more, with the score: the share that is known, minus how much busier than the mean.",
 }
 
 
@@ -93,8 +93,8 @@ class Replicas(Tape):
         begins = f"Chat {chat} {'comes again' if len(keys) > 1 + BLOCKS_PER_TURN else 'arrives'}"
         question = ask(f"{begins}. Where does it go?", f"replica {chosen}", OPTIONS, why) if number in ASKED else None
         self.show(
-            f"{begins}: {len(keys)} blocks. Replica {chosen} has {one.num_found} of them, and computes "
-            f"{one.num_computed}; the first token comes after {one.waited:.2f} s.",
+            f"{begins}: {len(keys)} blocks. Replica {chosen} has {one.num_found}, computes "
+            f"{one.num_computed}; first token after {one.waited:.2f} s.",
             f"{POLICY}::{type(self.policy).__name__}.choose",
             question,
             prompt=list(map(name_of, keys)),

@@ -103,8 +103,8 @@ class Reserved(Tape):
         self.next_prompt(first)
         rows = ROWS * len(used)
         self.show(
-            f"{plural(len(used), 'answer')} have reserved {rows} rows and written {sum(used.values())}: "
-            f"{100 - 100 * sum(used.values()) / rows:.0f} % of the memory was reserved for tokens that never came.",
+            f"{plural(len(used), 'answer')} reserved {rows} rows and wrote {sum(used.values())}: "
+            f"{100 - 100 * sum(used.values()) / rows:.0f} % was for tokens that never came.",
             "ContiguousKv",
         )
 
@@ -113,8 +113,8 @@ class Reserved(Tape):
         one = self.arrive("A")
         count, size = len(one.token_ids), one.sequence.kv.bytes / 1024
         self.show(
-            f"A arrives with {count} tokens. Before the first of them is computed its cache is reserved, with room for "
-            f"the longest text: {ROWS} rows here, {size:.0f} KiB. Memory has room for {PLACES} such caches.",
+            f"A arrives with {count} tokens. Its cache is reserved at once, for the longest text: {ROWS} rows, "
+            f"{size:.0f} KiB.",
             "ContiguousKv",
         )
         one.step()
@@ -122,8 +122,8 @@ class Reserved(Tape):
         why = f"“{chosen}” is known, but it has not been through the model: the next step writes its K and V."
         text = f"The prefill of {count} tokens has chosen a token. What is cur_len?"
         self.show(
-            f"Prefill: one step writes rows 0\u00a0…\u00a0{one.wrote[-1]} and chooses “{chosen}”. cur_len is "
-            f"{one.used}: {why[0].lower() + why[1:]}",
+            f"Prefill writes rows 0\u00a0…\u00a0{one.wrote[-1]} and chooses “{chosen}”, which has no K and V yet: "
+            f"cur_len is {one.used}.",
             "CachedSequence.commit",
             ask(text, one.used, (count + 1, 1, ROWS), why),
         )
@@ -157,10 +157,10 @@ class Reserved(Tape):
     def show_round(self, ended: list[Running]) -> None:
         rows = ROWS * len(self.running)
         said = listed([one.name for one in self.running if one.wrote], "writes a row", "write a row each")
-        said += f". {rows - self.unused} of {rows} reserved rows are in use."
+        said += f": {rows - self.unused} of {rows} rows in use."
         question = None
         for one in ended:
-            said += f" {one.name} has ended: of its {ROWS} rows {ROWS - one.used} were never used."
+            said += f" {one.name} has ended, with {ROWS - one.used} rows never used."
             why = "The chosen token of the last step is not fed any more, so it has no row."
             text = f"This step ends {one.name}'s answer. How many of its {ROWS} rows were used in the end?"
             if len(ended) == 1 and one.name == "B":
@@ -190,8 +190,7 @@ class Reserved(Tape):
         why = "K and V of a token depend on all tokens before it, so nothing behind the first difference can be reused."
         text = f"A's cache gets the prompt “{NEXT_PROMPT}”, and {equal} of its tokens are where they were. "
         self.show(
-            f"A's cache gets another prompt, “{NEXT_PROMPT}”. Its first {count} tokens are in there: truncate({count}) "
-            f"keeps those rows and forgets the others.",
+            f"“{NEXT_PROMPT}” shares {count} tokens with A's cache: truncate({count}) keeps their rows.",
             "reusable_prefix",
             ask(f"{text}How many rows can stay?", count, (equal, 0, len(ids)), why),
         )

@@ -162,7 +162,7 @@ class Told(Tape):
             last = [[node["blocks"][-1] for node in nodes if bool(node["locks"]) == locked] for locked in (True, False)]
             wrong = (1, *last[0][-1:], *last[1][-1:])
             question = ask(f"{say} Which cached block is evicted?", listed(gone), wrong, why)
-        say += f" The least recently used leaf gives up its last block: {listed(gone)}."
+        say += f" The least recently used leaf gives up block {listed(gone)}."
         self.show(say, f"{TREE}.evict", question, evicted=list(gone))
 
     def stored(self, name: str, count: int) -> None:
@@ -171,22 +171,19 @@ class Told(Tape):
             return
         tokens, found = self.asked[name]
         new = list(self.manager.tables[name].blocks[found // self.manager.block_size :][:count])
-        goes, it = ("goes", "it") if count == 1 else ("go", "them")
+        goes = "goes" if count == 1 else "go"
         self.show(
-            f"{name}'s prefill: {plural(tokens - found, 'token')} computed. {plural(count, 'whole block')} of them "
-            f"{goes} into the tree: {listed(new)}. Later requests can find {it}.",
+            f"{name}'s prefill computes {plural(tokens - found, 'token')}. {plural(count, 'whole block')} {goes} into "
+            f"the tree: {listed(new)}.",
             f"{MANAGER}.store",
             marked=new,
         )
 
     def left(self, name: str, count: int, freed: int) -> None:
         """Show that a request has ended. count: the blocks that the tree has gained."""
-        say = (
-            f"The whole blocks that hold its answer stay too: {count} more. No running request uses them, so they can "
-            "be evicted."
-            if count
-            else f"Its answer is already stored, so its own copies are duplicates: {plural(freed, 'block')} freed."
-        )
+        say = f"Its answer's {plural(count, 'block')} stay{'s' if count == 1 else ''} cached, evictable."
+        if not count:
+            say = f"Its answer is stored already: {plural(freed, 'duplicate')} freed."
         sums, question = self.manager.blocks_by_state, None
         if name == "A":
             why = "They stay until the pool needs them. The scheduler counts them as free."

@@ -75,9 +75,8 @@ class States(Tape):
     def record(self) -> None:
         """Run the prompts one after another."""
         self.show(
-            f"{WORKING} working slots, {TRACK} for checkpoints, and an empty tree with blocks of {BLOCK_SIZE} tokens. "
-            f"A checkpoint is due every {INTERVAL} tokens, at a prompt's last whole block, and where a prompt leaves "
-            "what is stored.",
+            f"{WORKING} working slots, {TRACK} for checkpoints: due every {INTERVAL} tokens, and where prompts part or "
+            "end.",
             MEMORY,
         )
         for name, prompt in PROMPTS.items():
@@ -102,14 +101,13 @@ class States(Tape):
         source = [other for other in before if found and self.states.seen[other] == prompt[:found]]
         said = f"{name} arrives: “{prompt}”"
         if not found:
-            said += f", {len(ids)} tokens, a letter each. Nothing is stored, so its slot {slot} begins with zeros."
+            said += f" Nothing is stored, so its slot {slot} begins with zeros."
             return self.show(said, f"{MANAGER}.allocate", marked=[slot])
         text = f"{name} asks “{prompt}”. Its first {stored} tokens have K and V in the tree. "
         why = f"K and V of {stored} tokens are stored, but the deepest checkpoint on the way is after {found}."
         question = ask(f"{text}How many need not be computed again?", found, OPTIONS, why)
-        rest = "" if found == stored else f" K and V would reach to {stored}, but no state is kept there."
-        said += f". The deepest checkpoint in its prefix is after {found} tokens: copied from slot {listed(source)} "
-        said += f"into its own slot {slot}.{rest}"
+        said += f" Slot {listed(source)} has its state after {found} tokens"
+        said += "." if found == stored else f"; K and V reach {stored}."
         return self.show(said, f"{MEMORY}.begin", question, marked=[slot], copied=source)
 
     def chunk(self, name: str, prompt: str) -> bool:
@@ -124,9 +122,9 @@ class States(Tape):
         made = [slot for slot in slots.values() if held.get(slot) != seen[slot]]
         say = f"{name} computes {plural(stop - start, 'token')}, up to {stop}."
         if made:
-            say += f" The chunk ends here because a checkpoint is due: the state is copied into slot {listed(made)}"
+            say += f" A checkpoint is due: its state goes to slot {listed(made)}"
             gone = self.checkpoints.num_evicted - evicted
-            say += ", which the least recently used checkpoint gives up; its node keeps its blocks." if gone else "."
+            say += ", the oldest's." if gone else "."
         else:
             say += " Its last token gives the logits that choose the first new one."
         code = f"{CHECKPOINTS}.new_checkpoint" if made else f"{MANAGER}.commit"

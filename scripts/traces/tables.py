@@ -47,8 +47,8 @@ class Tables(Tape):
     def record(self) -> None:
         """Record the story: a packed prefill, a decode, a later request, and two walks of the kernel."""
         self.show(
-            f"{NUM_BLOCKS} blocks of {BLOCK_SIZE} slots. Block 0 is the null block: it is never handed out, and short "
-            "rows of the block table are padded with it.",
+            f"{NUM_BLOCKS} blocks of {BLOCK_SIZE} slots. Block 0, the null block, only pads short rows of the block "
+            "table.",
             f"{POOL}::KvPool",
         )
         self.first_step()
@@ -111,8 +111,7 @@ class Tables(Tape):
         text = "B's row of the block table has two entries. What follows A's only block in its row?"
         why = "Every entry must be a block that exists. Its contents do not matter, because they are never read."
         self.show(
-            f"Both run in one packed step. The block table is a rectangle, so A's row is {rows[0]}, padded with the "
-            "null block.",
+            f"Both run in one packed step. A's row of the block table is {rows[0]}, padded with the null block.",
             f"{POOL}::plan_packed",
             ask(text, rows[0][-1], (-1, "nothing", 4), why),
         )
@@ -121,22 +120,21 @@ class Tables(Tape):
     def write_flat(self) -> None:
         """Show the flat view, through which the step writes, and then the block view again."""
         self.show(
-            f"The same bytes as one row of {NUM_BLOCKS * BLOCK_SIZE} slots: the flat view. Nothing has moved in "
-            f"memory; slot = block × {BLOCK_SIZE} + offset.",
+            f"The flat view of the same bytes, {NUM_BLOCKS * BLOCK_SIZE} slots: slot = block × {BLOCK_SIZE} + offset. "
+            "Nothing has moved.",
             f"{TABLE}.slots",
             view="flat",
         )
         wrote = self.run()
         self.show(
-            f"Writes go through the flat view: {len(wrote)} tokens, slots {ranges(wrote)}. The slot mapping is the "
-            "same as in lesson 2.",
+            f"Writes use the flat view: {len(wrote)} tokens, slots {ranges(wrote)}, mapped as in lesson 2.",
             f"{POOL}::KvPool.set_kv",
             view="flat",
             wrote=wrote,
         )
         self.show(
-            f"Back to the block view, for reading. A chose “{self.word('A')}”, B chose “{self.word('B')}”. How did B's "
-            "last token see its history?",
+            f"A chose “{self.word('A')}”, B chose “{self.word('B')}”. How did B's last token read its history, block "
+            "by block?",
             f"{POOL}::KvPool.attend",
         )
 
@@ -154,13 +152,12 @@ class Tables(Tape):
             scores = [round(score, 2) for score in one.scores if score > -math.inf]  # the others are masked
             new = round(one.best, 2)
             seen += [[block * BLOCK_SIZE + offset, score] for offset, score in enumerate(scores)]
-            say = f"Query {name}{position} reads {plural(len(scores), 'key')} of block {block}, in place. "
+            say = f"Query {name}{position} reads {plural(len(scores), 'key')} of block {block} in place. "
             if entry == 0:
-                say += f"Largest score {new:.2f}, sum of exp(score − largest) {one.total:.2f}."
+                say += f"Largest score {new:.2f}; sum {one.total:.2f}."
             elif new > best:
                 factor = math.exp(best - new)  # of the numbers shown, so that it can be checked by hand
-                say += f"A larger score, {new:.2f}, so the sum so far is multiplied by exp({best:.2f} − {new:.2f}) = "
-                say += f"{factor:.2f}. Sum {one.total:.2f}."
+                say += f"{new:.2f} is larger: the sum so far × {factor:.2f}; now {one.total:.2f}."
             else:
                 say += f"No larger score, so nothing is rescaled. Sum {one.total:.2f}."
             best, place = new, {"s": s, "entry": entry, "query": f"{name}{position}"}
@@ -177,7 +174,7 @@ class Tables(Tape):
         plan = self.make_plan()
         wrote = self.run()
         self.show(
-            f"Two rows in, two slots written: {listed(wrote)}. The table's rows are {listed(plan['rows'])}; "
+            f"Two rows in, slots {listed(wrote)} written. The table: {listed(plan['rows'])}; "
             f"A sees {plan['lens'][0]} keys, B {plan['lens'][1]}.",
             f"{POOL}::KvPool.set_kv",
             view="flat",
@@ -198,8 +195,7 @@ class Tables(Tape):
         text = "B feeds 1 token and C feeds 7. How many rows does the packed step have?"
         why = "Rows follow one another, with no padding between sequences."
         self.show(
-            f"One call decodes for B and prefills C. cu_seqlens_q {starts} says which rows belong to which "
-            f"sequence: B has row 0, C has rows 1 … {starts[2] - 1}.",
+            f"One call decodes for B and prefills C. cu_seqlens_q {starts}: row 0 is B's, 1 … {starts[2] - 1} are C's.",
             f"{POOL}::plan_packed",
             ask(text, starts[-1], (2, 7, 14), why),
         )

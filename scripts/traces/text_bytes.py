@@ -68,8 +68,7 @@ class TextBytes(Tape):
 
     def record(self) -> None:
         self.show(
-            "The tokens of an answer arrive one by one. Each is a few bytes. The answer ends at the stop string "
-            f"“{STOP}”, of which the reader must never see any part.",
+            f"Each token is a few bytes. The answer ends at “{STOP}”, of which the reader must see nothing.",
             DETOKENIZER,
         )
         self.ends_at_a_stop()
@@ -123,7 +122,10 @@ class TextBytes(Tape):
         if not self.is_asked("?"):
             text = f"The next token is the byte {raw.hex()}, the first of an “é”. What does the reader see?"
             question = ask(text, "nothing yet", ("�", "é", "Ã"), why)
-        return f"{begins}{raw.hex(' ')}. {why} Nothing is shown.", question
+        return (
+            f"{begins}{raw.hex(' ')}: {plural(self.waiting, 'byte')} of a character so far. Nothing is shown.",
+            question,
+        )
 
     def tale_of_a_wait(self, text: str):
         """Describe a token whose text may begin a stop string, and is held back."""
@@ -133,7 +135,7 @@ class TextBytes(Tape):
             why = f"A stop string may begin here. “{held}” is held back until that is decided."
             asked = f"The next token is “{text}”, and the stop string is “{STOP}”. How much of the token is shown?"
             question = ask(asked, shown, ("all of it", "nothing"), why)
-        return f"“{text}”: “{held}” may be the beginning of “{STOP}”, so it is held back.", question
+        return f"“{text}”: “{held}” may begin “{STOP}”, so it is held back.", question
 
     def is_cut_short(self) -> None:
         """Record an answer that reaches its maximum length in the middle of a character."""
@@ -141,16 +143,15 @@ class TextBytes(Tape):
         for token in self.tokenizer.encode(SECOND)[:-CUT]:
             self.push(token)
         self.show(
-            f"Another answer: “{self.said}”, then an emoji of 4 bytes. It has reached max_tokens with only "
-            f"{plural(self.waiting, 'byte')} of the emoji.",
+            f"Another answer, “{self.said}” and an emoji, is cut by max_tokens after {self.waiting} of the emoji's 4 "
+            "bytes.",
             f"{DETOKENIZER}.push",
         )
         self.finish()
         text = "The answer ends in the middle of an emoji. What happens to its bytes?"
         why = "The deltas add up to what decoding everything at once gives, and that ends in one replacement character."
         self.show(
-            f"It ends here. Bytes that never became a character are shown as “{self.said[-1]}”, so that the reader "
-            "knows that something is missing.",
+            f"It ends here. Bytes that never became a character are shown as “{self.said[-1]}”: something is missing.",
             f"{DETOKENIZER}.finish",
             ask(text, self.said[-1], ("they are left out", "😀", "an error"), why),
         )

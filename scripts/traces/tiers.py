@@ -63,8 +63,8 @@ class Tiers(Tape):
         with tempfile.TemporaryDirectory(prefix="kv-course-") as folder:
             self.start(Path(folder))
             self.show(
-                f"A pool of {NUM_BLOCKS - 1} blocks, host memory for {HOST_RECORDS} records, and an empty directory. A "
-                f"block has {BLOCK_SIZE} tokens; here a token is a letter.",
+                f"A pool of {NUM_BLOCKS - 1} blocks of {BLOCK_SIZE} letters, host memory for {HOST_RECORDS} records, "
+                "an empty directory.",
                 CONNECTOR,
             )
             self.visit("A", "Everything is empty.")
@@ -72,7 +72,7 @@ class Tiers(Tape):
             self.visit("A", "A comes again. Part of it was evicted from the pool.")
             self.tiers.close()
             self.start(Path(folder))
-            said = "The process ends, and another begins. Pool and host memory are empty; the files are still there."
+            said = "A new process begins. Pool and host memory are empty; the files are still there."
             self.show(said, f"{DISK}.scan")
             self.visit("A", "A comes to the new process.")
             self.damage()
@@ -103,7 +103,7 @@ class Tiers(Tape):
         why = f"{cached} are still in the pool, and {places or 'nothing'} came back."
         text = f"{tell} {name} has {len(ids)} tokens. How many of them need not be computed?"
         say = f"{name} arrives. The pool has {cached} of its {len(ids)} tokens."
-        say += f" Copied back instead of computed: {places}." if places else ""
+        say += f" Copied back: {places}." if places else ""
         moved = [prompt[i : i + BLOCK_SIZE] for i in range(cached, found, BLOCK_SIZE)]
         code = f"{STORE}.restore" if places else f"{CONNECTOR}.start_load_kv"
         self.show(say, code, ask(text, found, OPTIONS, why), moved=moved)
@@ -123,9 +123,9 @@ class Tiers(Tape):
         texts = [bytes(record.payload).decode() for key, record in records if key not in before]
         say = f"{plural(len(ids) - found, 'token')} of {name} computed."
         if texts:
-            say += f" Whole blocks are copied to host memory at once: {plural(len(texts), 'record')}."
-        if written := len(set(self.disk.sizes) - files):
-            say += f" {plural(written, 'file')} written later, by a thread in the background."
+            say += f" At once {plural(len(texts), 'record')} in host memory"
+            written = len(set(self.disk.sizes) - files)
+            say += f"; later {plural(written, 'file')}, by a thread." if written else "."
         self.show(say, f"{CONNECTOR}.save_kv", moved=texts)
 
     def damage(self) -> None:

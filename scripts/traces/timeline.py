@@ -95,18 +95,17 @@ class Steps(Tape):
     def sentences(self, cells: Cells, ended: list[str]) -> list[str]:
         """Return a sentence for each event in the order of the scheduler's decisions; "" if it did not happen."""
         gone, out = listed(self.gone), listed(of_kind(cells, "out"))
-        total = sum(cell["stop"] - cell["start"] for cell in cells.values() if "stop" in cell)
+        chunks = [f"{name} {part_of(cells[name])}" for name in of_kind(cells, "prefill")]
+        chunks += [f"{name} {part_of(cells[name])} again" for name in of_kind(cells, "again")]
         return [
             f"Step {self.steps}:",
             listed(self.came, "arrives.", "arrive."),
-            gone and f"{gone} is aborted because its client disconnected; its blocks are freed.",
-            out and f"The pool cannot keep all its promises: {out}, the newest, is preempted.",
-            listed(of_kind(cells, "decode"), "decodes.", "decode, one token each."),
-            *(f"{name} computes {part_of(cells[name])}." for name in of_kind(cells, "prefill")),
-            *(f"{name} computes {part_of(cells[name])} again." for name in of_kind(cells, "again")),
+            gone and f"{gone}'s client is gone: aborted, and its blocks are free.",
+            out and f"Blocks run out: {out}, the newest, is preempted.",
+            listed(of_kind(cells, "decode"), "decodes.", "decode."),
+            ", ".join(chunks).replace(" ", " computes ", 1) + "." if chunks else "",
             listed(of_kind(cells, "waits"), "waits.", "wait."),
-            listed(ended, "has ended.", "have ended."),
-            f"{plural(total, 'token')} in total.",
+            listed(ended, "ends.", "end."),
         ]
 
     def question(self, cells: Cells, held: dict[str, int]):

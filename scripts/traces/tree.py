@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from scripts.traces.sharing import MANAGER, SPLIT, TREE, Telling, Told
-from scripts.traces.tape import ask, plural
+from scripts.traces.tape import ask
 
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
@@ -43,8 +43,8 @@ class Chats(Told):
             manager=partial(Telling, self), scheduler_config=SchedulerConfig(watermark=0),
         )  # fmt: skip
         self.show(
-            f"An empty tree and a pool of {NUM_BLOCKS - 1} blocks of {BLOCK_SIZE} tokens. Six chats will arrive, all "
-            "with the same system prompt.",
+            f"An empty tree, {NUM_BLOCKS - 1} blocks of {BLOCK_SIZE} tokens, and six chats to come with one system "
+            "prompt.",
             TREE,
         )
         for names in ARRIVALS:
@@ -57,27 +57,21 @@ class Chats(Told):
                     engine.step()
         stats = cache_of(self.manager).prefixes.stats
         self.show(
-            f"All have ended. {stats.found_tokens} of {stats.asked_tokens} prompt tokens were found rather than "
-            f"computed: {100 * stats.hit_rate:.0f} %. The tree keeps what fits.",
+            f"All have ended. {stats.found_tokens} of {stats.asked_tokens} prompt tokens were found, not computed: "
+            f"{100 * stats.hit_rate:.0f} %.",
             RATE,
         )
 
     def came(self, name: str, tokens: int, found: int, was_split: bool) -> None:
         blocks, twin = self.manager.tables[name].blocks, self.twin_of(name)
         if not found:
-            said = f"{name} asks “{PROMPTS[name]}”: {tokens} tokens with the system prompt. The tree is empty, so "
-            return self.show(f"{said}nothing is found.", f"{MANAGER}.begin")
+            said = f"{name} asks “{PROMPTS[name]}”: {tokens} tokens. The tree is empty: nothing is found."
+            return self.show(said, f"{MANAGER}.begin")
         if twin:
-            say = (
-                f"{name} has waited a step. {found} of its {tokens} tokens are in the tree now, in "
-                f"{plural(len(blocks), 'block')} that {twin} uses as well."
-            )
+            say = f"{name} has waited a step. {found} of its {tokens} tokens are found now, in blocks of {twin}'s."
         else:
-            say = (
-                f"{name} asks “{PROMPTS[name]}”. {found} of its {tokens} tokens are in the tree, in "
-                f"{plural(len(blocks), 'block')}: locked now, not computed again."
-            )
-            say += " The edge is split where the two prompts diverge." if was_split else ""
+            split = " The edge is split." if was_split else ""
+            say = f"{name} asks “{PROMPTS[name]}” {found} of {tokens} tokens are found and locked.{split}"
         code = SPLIT if was_split else f"{TREE}.match"
         return self.show(say, code, self.question_of(name, tokens, found, bool(twin)), marked=list(blocks))
 
@@ -96,8 +90,7 @@ class Chats(Told):
         text = f"{name} arrived in the same step as {twin} and asks the same. The question is not computed yet. "
         wrong = ("computes it too", "reads the empty blocks")
         self.show(
-            f"{name} asks the same in the same step. {twin} is computing what {name} needs, so {name} waits a step: it "
-            "keeps its place in the queue, and nothing is computed twice.",
+            f"{name} asks the same in the same step. {twin} computes what {name} needs, so {name} waits a step.",
             f"{MANAGER}.peek",
             ask(f"{text}What does {name} do?", "waits a step", wrong, why),
             marked=list(self.manager.tables[twin].blocks),

@@ -114,8 +114,8 @@ class Walk(Tape):
         """Walk over the blocks of the last query."""
         self.run()
         self.show(
-            f"The query of “{self.prompt[-1]}”, the last of {len(self.prompt)} tokens, in one head of the pocket "
-            "model. Softmax needs the largest score before it can add anything up, and the keys come block by block.",
+            f"The query of “{self.prompt[-1]}”, the last of {len(self.prompt)} tokens, in one head; its keys come "
+            "block by block.",
             KERNEL,
         )
         for entry, kept in enumerate(self.kept):
@@ -135,18 +135,18 @@ class Walk(Tape):
         self.total, self.sums = kept.total, kept.sums[:SHOWN]
         self.num_added += len(kept.scores)
         added = " + ".join(f"{math.exp(score - kept.best):.2f}" for score in kept.scores)
-        self.show(f"Its parts, {added}, go into the sum, and each part times its value into the sum of values.", KERNEL)
+        self.show(f"Its parts, {added}, go into the sum; part × value into the sum of values.", KERNEL)
 
     def about_scores(self, count: int, largest: float):
         """Describe a block's scores; return that and a question about them or None."""
         block = self.table[self.entry or 0]
-        said = f"Block {block}: {plural(count, 'key')}, read in place, with scores up to {largest:.2f}. "
+        said = f"Block {block}: {plural(count, 'key')}, read in place, with scores up to {largest:.2f}"
         if self.entry == 0:
-            return said + f"The first maximum is {largest:.2f}.", None
+            return said + ", the first maximum.", None
         if largest > self.best:
-            said += f"That is more than {self.best:.2f}, so what has been summed is too large now."
+            said += f", above {self.best:.2f}: the sums are too large now."
         else:
-            said += f"The maximum remains {self.best:.2f}, so nothing is rescaled."
+            said += f". The maximum remains {self.best:.2f}."
         if count < BLOCK_SIZE:
             why = f"{len(self.prompt)} tokens are written. The kernel knows the length, and stops behind the last one."
             text = f"The last block is {block}. How many of its {BLOCK_SIZE} keys are read?"
@@ -166,8 +166,7 @@ class Walk(Tape):
         why = f"Each part was exp(score − {old:.2f}) and should be exp(score − {largest:.2f})."
         text = f"The maximum rises from {old:.2f} to {largest:.2f}. By what are the sums so far multiplied?"
         self.show(
-            f"All sums are multiplied by exp({old:.2f} − {largest:.2f}) = {factor:.2f}. The bars shrink, and no key is "
-            "read again.",
+            f"All sums are multiplied by exp({old:.2f} − {largest:.2f}) = {factor:.2f}. No key is read again.",
             KERNEL,
             ask(text, f"{factor:.2f}", (f"{1 / factor:.2f}", "1.00", "0.00"), why),
             factor=round(factor, 2),
@@ -176,15 +175,14 @@ class Walk(Tape):
     def end(self) -> None:
         """Show the result, and compare with the reference kernel, which takes the softmax over all scores at once."""
         out, self.entry = self.out[:SHOWN], None
-        said = f"After the last block the sum of values is divided by the sum, {self.total:.2f}: attention's output."
+        said = f"At the end the sum of values is divided by the sum, {self.total:.2f}: attention's output."
         self.show(said, KERNEL, out=rounded(out))
         same = all(math.isclose(*pair, abs_tol=CLOSE) for pair in zip(out, self.reference, strict=True))
         verdict = "the same" if same else "something else"
         why = "Rescaling made every part what it would have been with the last maximum from the start."
         numbers = listed([f"{value:.3f}".replace("-", "−") for value in rounded(self.reference)])
         self.show(
-            f"The reference kernel copies the keys together and takes the softmax over all {len(self.prompt)} scores "
-            f"at once. It gives {verdict}: {numbers}.",
+            f"The reference kernel, all {len(self.prompt)} scores at once: {verdict}, {numbers}.",
             AT_ONCE,
             ask("And softmax over all scores at once, as the reference kernel does it?", verdict, WRONG, why),
             out=rounded(out),

@@ -62,8 +62,7 @@ class Windows(Tape):
     def record(self) -> None:
         """Run the texts: A and B at the same time, then those that begin like A."""
         self.show(
-            f"Two groups of layers take blocks of {BLOCK_SIZE} tokens from one pool. In the full group, a token sees "
-            f"all that is before it; in the window group {WINDOW} tokens, itself included.",
+            f"Two groups of layers share a pool. A token sees all before it in one, {WINDOW} tokens in the other.",
             f"{MEMORY}.__init__",
         )
         self.prefill()
@@ -78,8 +77,7 @@ class Windows(Tape):
         self.come("A")
         self.compute("A", CHUNK)
         self.show(
-            f"A computes {CHUNK} tokens, and takes a block in each group for every {BLOCK_SIZE} of them. The tree "
-            "keeps both: a block of the full group, and below it its companion of the window group.",
+            f"A computes {CHUNK} tokens: a block in each group for every {BLOCK_SIZE}. The tree keeps both, in pairs.",
             f"{TABLE}.grow",
         )
         self.compute("A", 2 * CHUNK)
@@ -87,8 +85,8 @@ class Windows(Tape):
         text = f"A has computed {self.done['A']} tokens, {self.done['A'] // BLOCK_SIZE} blocks."
         why = f"The next token, {self.done['A']}, sees tokens {first} to {self.done['A']}: what lies before is a hole."
         self.show(
-            f"{text} Token {self.done['A']} will see tokens {first} and later, so in the window group A keeps "
-            f"{plural(held, 'block')}. The others are holes; only the tree has them now.",
+            f"Token {self.done['A']} will see tokens {first} and on: A keeps {plural(held, 'block')} in the window "
+            "group; the rest are holes.",
             f"{MEMORY}.settle",
             ask(f"{text} How many of them does it need in the window group?", held, (1, 3, 4), why),
             marked=self.window("A"),
@@ -99,7 +97,7 @@ class Windows(Tape):
         self.compute("A", 20)
         self.show(
             f"A answers. The full group grows with the text; the window group still holds {len(self.window('A'))} "
-            "blocks, and has a hole more.",
+            "blocks.",
             f"{TABLE}.slide",
         )
         self.compute("A", 24)
@@ -108,8 +106,8 @@ class Windows(Tape):
         left = [block for block in self.free if block not in free]
         self.show(
             f"{self.done['A']} tokens: {len(self.full('A'))} blocks in the full group, {len(self.window('A'))} in the "
-            f"other. The tree takes an answer's blocks only at its end, so block {listed(left)}, which the window has "
-            "left, is free at once.",
+            "other. "
+            f"Block {listed(left)}, behind it, is free at once.",
             f"{TABLE}.slide",
             marked=left,
         )
@@ -126,8 +124,8 @@ class Windows(Tape):
         why = "It is the only companion behind which no request has begun, or can be expected to."
         wrong = (f"a leaf of the tree, {self.leaves()[0]}", "a block of A")
         self.show(
-            f"B computes 8 tokens. Block {listed(left)}, a window block of A a moment ago, is one of its blocks. "
-            f"One more was missing: block {gone} of the tree has lost its companion and is a tombstone now.",
+            f"B computes 8 tokens and takes A's block {listed(left)}. Block {gone} has lost its companion: a "
+            "tombstone now.",
             f"{KEPT}.trim",
             ask(text, f"the companion of block {gone}", wrong, why),
             marked=[*left, gone],
@@ -142,16 +140,15 @@ class Windows(Tape):
             f"Behind {stored} tokens a companion is missing, because A's window slid on. Behind {found} all are there."
         )
         self.show(
-            f"{text} It begins behind {found}, where the last {WINDOW - 1} tokens have companions: {listed(needed)}. "
-            f"The full group shares {plural(len(self.full('C')), 'block')}, the window group {len(needed)}.",
+            f"C shares {stored} tokens with A, but begins behind {found}, where the last {WINDOW - 1} have "
+            f"companions, {listed(needed)}.",
             f"{KEPT}.num_usable",
             ask(f"{text} How many need not be computed?", found, (0, 8, stored), why),
             marked=[*self.full("C"), *needed],
         )
         self.compute("C", 25)
         self.show(
-            f"C computes the other {25 - found}. Leaves of the tree go for its blocks, each with its companion. In "
-            "return the tree gets companions where A's had gone.",
+            f"C computes the other {25 - found}. Leaves go for its blocks; new companions come where A's had gone.",
             f"{MEMORY}.settle",
         )
         self.end("C")
@@ -165,7 +162,7 @@ class Windows(Tape):
             f"Token {stored} sees tokens {stored - WINDOW + 1} to {stored}, so blocks 0 and 1. Block 0 is a tombstone."
         )
         self.show(
-            f"{text} But token {stored} sees token {stored - WINDOW + 1}, in block {tomb}, which is a tombstone: "
+            f"D shares {stored} tokens. But token {stored} sees token {stored - WINDOW + 1}, in the tombstone {tomb}: "
             f"{found} tokens are found.",
             f"{KEPT}.num_usable",
             ask(f"{text} How many need not be computed?", found, (4, stored), why),
@@ -173,8 +170,8 @@ class Windows(Tape):
         )
         self.compute("D", 15)
         self.show(
-            f"D computes everything. The next prompt will probably leave the stored prefix where D did, behind "
-            f"{stored} tokens. So block {tomb} has a companion again, and it is kept longer than others.",
+            f"D computes all. Others may part behind {stored} tokens too, so block {tomb}'s new companion is kept "
+            "longer.",
             f"{KEPT}.prove",
             marked=[tomb],
         )
@@ -219,7 +216,7 @@ class Windows(Tape):
             del self.done[name]
         told = {
             1: f"{names[0]} has ended, and leaves its blocks to the tree.",
-            2: f"{listed(names)} have ended. The tree keeps their whole blocks; of A's answer, only the last window.",
+            2: f"{listed(names)} have ended. The tree keeps their blocks; of A's answer only the last window.",
         }
         self.show(told[len(names)], f"{MEMORY}.free")
 

@@ -59,8 +59,7 @@ class Work(Tape):
         kept = ContiguousKv(self.model.config, len(self.ids) + ANSWER)
         stores, sequences = (Counting(NoCache()), Counting(kept)), (Recompute(), CachedSequence(kept))
         self.show(
-            f"The same prompt, {plural(len(self.ids), 'token')}, is continued twice: by this lesson's loop, and by "
-            "the same loop with lesson 1's cache. A line of boxes is a step, a full box a row that the model computes.",
+            "One prompt, continued without a cache and with lesson 1's. A full box is a computed row.",
             "mini_engine/kv/no_cache.py::Recompute",
         )
         runs = zip(stores, sequences, strict=True)
@@ -81,10 +80,9 @@ class Work(Tape):
         if number == 1:
             say = f"Step 1: both feed the {len(fed)} tokens of the prompt."
         else:
-            say = (
-                f"Step {number}: without a cache {len(fed)} tokens go through the model, {len(fed) - len(new)} of them "
-                f"computed before. With K and V kept, {plural(len(new), 'token')}."
-            )
+            again = len(fed) - len(new)
+            again = len(fed) - len(new)
+            say = f"Step {number}: {len(fed)} tokens without a cache, {again} of them again; {len(new)} with a cache."
         self.show(f"{say} Both choose “{word}”.", LOOP if number == 1 else PLANS[number == 3], question)
 
     def question(self, number: int, fed: list[int], new: list[int]):
@@ -105,8 +103,7 @@ class Work(Tape):
     def sum_up(self) -> None:
         without, kept = self.counts
         self.show(
-            f"{plural(len(self.answer), 'token')} chosen. Without a cache the model computed {without} rows, "
-            f"{self.again[0]} of them for tokens that it had computed before; with K and V kept, {kept}. The triangle "
-            "grows with the square of the length, its edge with the length.",
+            f"{plural(len(self.answer), 'token')} took {without} rows without a cache, {self.again[0]} of them again, "
+            f"and {kept} with one.",
             PLANS[1],
         )
