@@ -15,7 +15,7 @@ from scripts import first_line
 from scripts.pages.generated import settle
 
 GENERATORS = (
-    *("draw_map", "matrix", "buffer_states", "seen_on", "on_gpu", "notebook", "tracks", "lesson_tables", "stages"),
+    *("module_tables", "matrix", "buffer_states", "seen_on", "on_gpu", "notebook", "tracks", "lesson_tables", "stages"),
     *("race", "ladder", "beyond", "handover_figures", "agent_figures", "chats", "models"),
 )
 OTHERS = ("scripts.pages.sync_code", "scripts.website.cards", "scripts.website.film")  # some open a browser

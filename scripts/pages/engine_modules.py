@@ -178,8 +178,3 @@ def imported(nodes: Iterable[ast.AST]) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
     return found
-
-
-def in_order(modules: dict[str, Module]) -> list[Module]:
-    """Sort modules by lesson, the course's machinery last, and within a lesson from the bottom layer up."""
-    return sorted(modules.values(), key=lambda m: (m.lesson is None, m.lesson, -m.layer, m.name))

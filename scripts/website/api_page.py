@@ -1,4 +1,9 @@
-"""Course machinery. A Markdown extension for the website: the comment `<!-- api -->` becomes the engine's API."""
+"""Course machinery. A Markdown extension for the website: comments become parts of the engine's API.
+
+`<!-- api -->` becomes the index of all names, `<!-- api: blocks -->` the group `blocks`.
+"""
+
+import re
 
 from scripts.pages import api
 
@@ -6,7 +11,7 @@ from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.preprocessors import Preprocessor
 
-HERE = "<!-- api -->"
+HERE = re.compile(r"<!-- api(?:: (\w+))? -->")
 BEFORE_HTML = 25  # after line ends are made equal (30), before blocks of HTML are set aside (20)
 
 
@@ -15,10 +20,12 @@ class ApiPage(Preprocessor):
 
     def run(self, lines: list[str]) -> list[str]:
         """Return the page's lines; those without the comment as they are."""
-        if HERE not in lines:
-            return lines
-        index = lines.index(HERE)
-        return [*lines[:index], *api.text().splitlines(), *lines[index + 1 :]]
+        out: list[str] = []
+        for line in lines:
+            found = HERE.fullmatch(line)
+            text = line if not found else api.group(found[1]) if found[1] else api.index()
+            out += text.splitlines() or [""]
+        return out
 
 
 class ApiPageExtension(Extension):

@@ -1,8 +1,8 @@
 """Course machinery. A Markdown extension for the website: a drawing becomes part of its page instead of an image.
 
-In the page it has the page's fonts, follows the palette button, and its links can be followed. Charts are drawings too,
-no wider than they were drawn (scripts/bench/plot.py). A player takes the place of its picture, which stays an image and
-says how large it is, so that the text below it does not move when it arrives.
+In the page it has the page's fonts and follows the palette button. Charts are drawings too, no wider than they were
+drawn (scripts/bench/plot.py). A player takes the place of its picture, which stays an image and says how large it is,
+so that the text below it does not move when it arrives.
 """
 
 import re
@@ -62,10 +62,9 @@ def in_page(svg: str, name: str, words: str) -> str:
     if kinds := re.search(r' class="([^"]*)"', head):  # its rules ask for this class above what they match
         body = f'<g class="{kinds[1]}">{body.replace("</svg>", "</g></svg>")}'
     head = re.sub(r' (role|font-family|aria-label|aria-labelledby|class|width|height)="[^"]*"', "", head)
-    role = "group" if "<a " in body else "img"  # links inside an image cannot be followed
     if IN_POINTS.search(svg):
         body = compact(body)
-    marks = f'class="drawing drawing-{name}" role="{role}" aria-label="{words}" data-search-exclude=""'
+    marks = f'class="drawing drawing-{name}" role="img" aria-label="{words}" data-search-exclude=""'
     return f"{head} {marks}>\n<style>\n{rules}</style>{body}"
 
 

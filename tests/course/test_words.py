@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
-from scripts.pages import api, draw_map
+from scripts.pages import api, module_tables
 
 import pytest
 
@@ -30,7 +30,7 @@ FIRST_ROW = '| <a id="block"></a>block | slots in a row, `16` of them | 2 |'
 
 
 def test_the_life_of_a_request_names_what_is_there():
-    section = Page.read(draw_map.PAGE).section("The life of one request")
+    section = Page.read(module_tables.PAGE).section("The life of one request")
     linked = re.findall(r"\[`([\w.]+)`\]\(\.\./(mini_engine/[\w/]+\.py)\)", section)
     assert len(linked) > 10
     for symbol, file in linked:
@@ -48,13 +48,24 @@ def is_defined(symbol: str, source: str) -> bool:
     return True
 
 
-# The API page
+# The API's pages
 
 
-def test_the_api_page_has_every_heading_once():
-    """GitHub and the website number equal headings differently, so a link to one would break."""
-    anchors = re.findall(r"^##+ (.+)$", api.text(), re.MULTILINE)
-    assert len(anchors) == len(set(anchors))
+def test_each_name_of_the_api_has_one_page_and_the_index_leads_to_it():
+    """An address of when the API was one page, api/#kvpool, finds its name in the index, so a name is there once."""
+    shown = {slug: re.findall(r"^## (\w+)$", api.group(slug), re.MULTILINE) for slug in api.GROUPS}
+    shown["commands"].remove("Routes")
+    names = [name for names in shown.values() for name in names]
+    assert len(names) == len(set(names)) > 150, "two groups show the same name"
+    linked = re.findall(r"\[`(\w+)`\]\(api/(\w+)\.md#", api.index())
+    assert linked == [(name, slug) for slug, names in shown.items() for name in names]
+
+
+def test_each_group_of_the_api_has_a_page_by_its_title():
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "lessons" / "api").glob("*.md")}
+    assert set(pages) == set(api.GROUPS), "lessons/api/ has a page for each group of scripts/pages/api_groups.py"
+    for slug, group in api.GROUPS.items():
+        assert pages[slug].startswith(f"# {group.title}\n") and f"<!-- api: {slug} -->\n" in pages[slug], slug
 
 
 # The glossary
