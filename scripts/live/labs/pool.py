@@ -104,7 +104,7 @@ class Pool(Lab):
         try:
             took, wrote = self.reserve(name, length)
         except OutOfBlocks as error:
-            said = f"{begins} OutOfBlocks: {error}. Nothing was changed, and {name} waits."
+            said = f"{begins} OutOfBlocks: {error}. {name} waits, unchanged."
             self.show(said, f"{ALLOCATOR}.alloc_blocks")
             return False
         unused = len(self.requests[name].slot_indices) - length
@@ -120,7 +120,7 @@ class Pool(Lab):
         blocks = list(request.blocks)
         self.allocator.free(blocks)
         freed = f"blocks {listed(blocks)} are free again" if blocks else "it held no block"
-        said = f"{name} has ended: {freed}. The next request gets the last one freed first."
+        said = f"{name} has ended: {freed}. The last one freed goes out first."
         self.show(said, f"{ALLOCATOR}.free")
         for other, each in list(self.requests.items()):
             if each.cur_len < len(self.texts[other]):

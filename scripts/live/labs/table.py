@@ -100,7 +100,7 @@ class Tables(Lab):
             return
         gone = before[len(table.blocks) :]
         freed = f"frees {plural(len(gone), 'block')}: {listed(gone)}" if gone else "frees no block"
-        self.show(f"{name}: truncate({length}) {freed}. The old KV stays in its slots until it is overwritten.", code)
+        self.show(f"{name}: truncate({length}) {freed}. Old KV stays until it is overwritten.", code)
 
     def leave(self, name: str) -> None:
         table = self.tables.pop(name, None)

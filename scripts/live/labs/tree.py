@@ -86,14 +86,14 @@ class Tree(Told, Scheduled):
 
     def came(self, name: str, tokens: int, found: int, was_split: bool) -> None:
         blocks = list(self.manager.tables[name].blocks)
-        split = " An edge is split where the two diverge." if was_split else ""
-        where = f", in {plural(len(blocks), 'block')} that are locked now" if found else ": all are computed"
+        split = " An edge is split." if was_split else ""
+        where = f", in {plural(len(blocks), 'locked block')}" if found else ": all are computed"
         said = f"{name} is admitted. {found} of its {tokens} tokens are in the tree{where}.{split}"
         self.show(said, SPLIT if was_split else f"{TREE}.match" if found else f"{MANAGER}.begin", marked=blocks)
 
     def waits(self, token_ids: Sequence[int]) -> None:
         same = [request.id for request in self.scheduler.waiting if request.token_ids == list(token_ids)]
-        said = f"{same[0]} waits a step: a running request is computing what it needs, and will share it."
+        said = f"{same[0]} waits a step: a running request computes what it needs."
         self.show(said, f"{MANAGER}.peek")
 
     def step(self) -> None:
