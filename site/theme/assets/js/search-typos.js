@@ -20,26 +20,30 @@
   /** Let a worker ask a second time before the theme hears of an answer. */
   function forgiving(worker) {
     const { postMessage } = worker;
-    let asked = "", isSecond = false;
+    const asked = []; // and not yet answered: answers come in the order of the queries
     worker.postMessage = function (message) {
-      if (message.type === QUERY) [asked, isSecond] = [message.data, false];
+      if (message.type === QUERY) asked.push({ query: message.data });
       return postMessage.apply(worker, arguments);
     };
     worker.addEventListener("message", (event) => { // the first listener: it can keep an answer from the theme's
       if (!event.data || event.data.type !== RESULT || !event.data.data.items) return;
       const documents = event.data.data.items.flat();
-      const again = isSecond ? asked : corrected(asked, documents);
-      if (again !== asked) {
-        event.stopImmediatePropagation();
-        [asked, isSecond] = [again, true];
-        postMessage.call(worker, { type: QUERY, data: again });
-      } else if (isSecond) { // what was found under another spelling is not missing
-        for (const { terms } of documents) {
-          for (const word of asked.toLowerCase().split(/[\s-]+/)) if (word.endsWith("~1")) delete terms[word.slice(0, -2)];
-        }
-      }
+      const { query, isSecond } = asked.shift();
+      const again = isSecond ? query : corrected(query, documents);
+      if (isSecond) pardon(query, documents);
+      if (again === query) return;
+      event.stopImmediatePropagation();
+      if (asked.length) return; // the reader has typed on
+      asked.push({ query: again, isSecond: true });
+      postMessage.call(worker, { type: QUERY, data: again });
     });
     return worker;
+  }
+
+  /** What was found under another spelling is not missing. */
+  function pardon(query, documents) {
+    const inexact = query.toLowerCase().split(/[\s-]+/).filter((word) => word.endsWith("~1"));
+    for (const { terms } of documents) for (const word of inexact) delete terms[word.slice(0, -2)];
   }
 
   const Before = window.Worker;
