@@ -125,8 +125,16 @@ def cards() -> list[Card]:
     """Return the cards of the front page, the ladder and all lessons."""
     docs = ROOT / "lessons"
     says = "An LLM inference engine's KV cache, from scratch: 40 tokens per second become 3,201. The same tokens."
+    ten = "Six pictures: tokens, keys and values, a cache, blocks, a tree of your own chats, and the bill."
     found = [
         Card("course", "The KV course", "Build the KV cache of an LLM engine", says, docs / "l8_radix" / "chats.svg"),
+        Card(
+            "ten-minutes",
+            "In ten minutes",
+            "Why your second message is cheaper",
+            ten,
+            docs / "ten-minutes" / "tokens.svg",
+        ),
         Card("ladder", "The KV course", "What each lesson bought", says, docs / "ladder" / "ladder.svg"),
     ]
     for lesson in read_lessons(Places.find()):

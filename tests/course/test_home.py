@@ -57,7 +57,7 @@ def test_the_website_s_menu_has_every_lesson_in_its_track():
     menu = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["nav"]
     shown = {
         name: [int(title.split(".")[0]) for page in pages for title in page]
-        for part in menu[1:-1]
+        for part in menu[2:-1]
         for name, pages in part.items()
     }
     assert shown == {track.title: list(track.lessons) for track in read_syllabus(Places.find(), LESSONS).tracks}
@@ -143,6 +143,7 @@ def test_the_map_has_every_lesson_once_and_the_reader_s_progress(visit, site_htt
     assert not page.locator("article table").count(), "GitHub's table of lessons is not in the page"
     stop = page.locator(".kv-map li", has_text=LESSONS[5].title)
     box = stop.bounding_box()
-    assert box and numbers(stop.locator("small").inner_text())[1:] == [str(need) for need in LESSONS[5].needs]
+    needs = stop.locator("small").inner_text().partition("needs")[2]
+    assert box and numbers(needs) == [str(need) for need in LESSONS[5].needs]
     stop.click(position={"x": box["width"] * 0.6, "y": box["height"] - 6})
     page.wait_for_url("**/l5_scheduler/")

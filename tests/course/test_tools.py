@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from lessons.l4_sampler.row import Row
+from mini_engine import LLM
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.distributed.routing.policy import PrefixScore
 from mini_engine.engine.sampler import process
@@ -42,6 +43,8 @@ PAGES = {
     "beta": "l13_machines/README.md",
     "replicas": "l13_machines/README.md",
     "launch": "l10_device/README.md",
+    "own-chats": "ten-minutes/README.md",
+    "bill": "ten-minutes/README.md",
 }
 WORK = "([tool, values]) => values.map(one => KvTools[tool].work(one))"
 
@@ -182,6 +185,52 @@ def test_typed_text_has_the_tokenizer_s_tokens_and_shows_what_the_detokenizer_sh
         assert [token["text"] for token in got["tokens"]] == [detokenizer.push(token) for token in ids], repr(text)
         shown = [token["bytes"] for token in got["tokens"] if token["id"] not in tokenizer.special_ids]
         assert shown == [list(tokenizer.token_bytes[token]) for token in ids if token not in tokenizer.special_ids]
+
+
+@pytest.mark.nightly
+def test_the_reader_s_chats_find_what_the_engine_finds(work):
+    first = {"system": "You are a helpful assistant.", "first": "What is the capital of France?"}
+    first |= {"answer": "The capital of France is Paris.", "again": "What is the capital of Japan?"}
+    drawn = [
+        first | {"b": "What is the opposite of hot?", "c": "Count from one to five."},
+        first | {"b": first["first"], "c": "What is the capital of Italy?"},  # B asks what A has asked
+        first | {"system": "", "answer": "Hm", "again": "", "b": "é 😀 5 €", "c": "What"},
+    ]
+    params = SamplingParams(temperature=0, max_tokens=1)
+    for given, got in zip(drawn, work("own-chats", drawn), strict=True):
+        start = [{"role": "system", "content": given["system"]}]
+        said = [{"role": "user", "content": given[name]} for name in ("first", "again", "b", "c")]
+        answer = {"role": "assistant", "content": given["answer"]}
+        with LLM(num_blocks=128, block_size=4) as llm:
+            ask = partial(llm.chat, params=params, progress=False)
+            found = ask([*start, said[0]])
+            told = Tokenizer(POCKET_DIR).encode_chat([*start, said[0]]) + llm.encode(given["answer"])
+            llm.generate([told], params, progress=False)  # the answer's K and V are kept
+            found += ask([*start, said[0], answer, said[1]]) + ask([*start, said[2]]) + ask([*start, said[3]])
+        expected = [{"tokens": len(done.prompt_token_ids), "found": done.num_cached_tokens} for done in found]
+        assert got["chats"] == expected, given
+
+
+def test_a_chat_s_bill_is_the_sum_of_its_prompts(work):
+    chance = random.Random(5)
+    names = {"system": 4000, "message": 200, "answer": 900, "messages": 30, "chats": 50}
+    drawn = [
+        {name: chance.randint(2, most) for name, most in names.items()} | {"price": 5, "share": 10} for _ in range(9)
+    ]
+    for given, got in zip(drawn, work("bill", drawn), strict=True):
+        sent, kept, known = 0, 0, False
+        for _ in range(given["chats"]):
+            history = given["system"] if known else 0  # tokens of this chat's next prompt that the cache has
+            prompt = given["system"]
+            for _ in range(given["messages"]):
+                prompt += given["message"]
+                sent, kept = sent + prompt, kept + history
+                prompt += given["answer"]
+                history, known = prompt, True
+        assert (got["sent"], got["found"]) == (sent, kept), given
+        assert got["cached"] == pytest.approx(5e-6 * (sent - 0.9 * kept)) and got["without"] == pytest.approx(
+            5e-6 * sent
+        )
 
 
 def test_the_checkpoints_are_those_that_the_manager_makes_and_finds(work):
