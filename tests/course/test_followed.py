@@ -95,7 +95,7 @@ def test_a_text_is_followed_by_pointer_and_keyboard_and_leaves_a_reader_who_step
     steps.nth(2).click(position=EDGE)
     shows(2)
     page.keyboard.press("Tab")
-    steps.nth(1).locator(".kv-mark").focus()
+    steps.nth(1).locator(".kv-here").focus()
     shows(1)
     assert words.bounding_box()["height"] < 2, "the paragraph says it"
     steps.nth(2).click(position=EDGE)

@@ -37,13 +37,11 @@
       if (!this.figure.isConnected || room < 1 || limit < 1) return;
       const widths = [...WIDTHS.filter((width) => width > room), Math.floor(room), ...WIDTHS.filter((width) => width < room)];
       const sizes = widths.map((width) => [Math.min(room / width, limit / this.highest(width), 1), width]);
-      const [scale, width] = sizes.reduce((best, size) => (size[0] > best[0] + 0.02 ? size : best));
-      const height = this.highest(width);
-      this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-      this.svg.setAttribute("width", Math.floor(width * scale));
-      this.svg.setAttribute("height", Math.floor(height * scale));
-      if (width === this.width) return;
-      this.width = width;
+      [this.scale, this.width] = sizes.reduce((best, size) => (size[0] > best[0] + 0.02 ? size : best));
+      this.high = this.highest(this.width);
+      this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.high}`);
+      this.svg.setAttribute("width", Math.floor(this.width * this.scale));
+      this.svg.setAttribute("height", Math.floor(this.high * this.scale));
       this.render(false);
     }
   }
@@ -77,8 +75,9 @@
       const link = element("a", { "data-code": this.box.dataset.code, "data-start": this.steps[0].dataset.frame });
       this.beside.append(link);
       this.player = new Fitted(link, this.trace);
-      const { figure, words } = this.player;
+      const { figure, words, backButton, playButton, nextButton, number } = this.player;
       figure.classList.add("kv-compact");
+      figure.append(element("div", { class: "kv-steer" }, backButton, playButton, nextButton, number));
       figure.removeAttribute("data-trace"); // the page's player of this trace is another one
       figure.setAttribute("aria-label", `${this.trace.title}, as the text goes on`);
       words.setAttribute("aria-live", "off"); // the text says it
@@ -89,7 +88,7 @@
 
     // A step can be pointed at, and reached by keyboard.
     prepare(step, number) {
-      const mark = element("button", { type: "button", class: "kv-mark", "aria-label": `Step ${number + 1}: show it in the picture` });
+      const mark = element("button", { type: "button", class: "kv-here", "aria-label": `Step ${number + 1}: show it in the picture` });
       step.prepend(mark);
       step.addEventListener("click", () => window.getSelection().isCollapsed && this.show(step));
       step.addEventListener("focusin", () => {
