@@ -114,9 +114,8 @@
     let y = legend(pen, 24, frames.some((one) => one.nodes.some((node) => node.pick)));
     y = agents(pen, frame, y + 12);
     const pitch = Math.min(...frames.map((one) => pitchOf(pen, one))); // the same in all frames: nothing moves
-    const heights = frames.map((one) => tree(new pen.constructor(pen.width), one, pitch, 0));
-    tree(pen, frame, pitch, y + 4);
-    y = gone(pen, frame, Math.max(...frames.map((one) => one.evicted.length)), y + 6 + Math.max(...heights));
+    y = tree(pen, frame, pitch, y + 4) + 2;
+    y = gone(pen, frame, Math.max(...frames.map((one) => one.evicted.length)), y);
     frame.totals.forEach((total, i) => pen.text("total-" + i, 0, y + 12 + 18 * i, total, "label muted num"));
     pen.height = scores(pen, frame, y + 18 * frame.totals.length) + 4;
   };

@@ -13,16 +13,17 @@
   }
 
   function scores(pen, frame, y) {
+    const isNarrow = pen.width < 320;
     const rows = [
-      ["full", "q · k in full precision"],
-      ["plain", "with the key rounded as it is"],
+      ["full", isNarrow ? "q · k, full precision" : "q · k in full precision"],
+      ["plain", isNarrow ? "key rounded" : "with the key rounded as it is"],
       ["turned", "rotated, then rounded"],
     ];
     rows.forEach(([name, words], i) => {
       const value = frame.scores[name];
       pen.text("score-name-" + name, 0, y + i * 20, words, "label muted");
       const off = name === "full" || value === null ? "" : ` (off by ${number(Math.abs(value - frame.scores.full), 2)})`;
-      pen.text("score-" + name, 200, y + i * 20, value === null ? "–" : number(value, 2) + off, "label num" + (value === null ? " muted" : " strong"));
+      pen.text("score-" + name, isNarrow ? 140 : 200, y + i * 20, value === null ? "–" : number(value, 2) + off, "label num" + (value === null ? " muted" : " strong"));
     });
     return y + rows.length * 20;
   }
@@ -55,7 +56,7 @@
         if (frame.rounded) pen.path("mark-" + i, at - 0.5, place(frame.rounded[i]), `M0 0H${pitch}`, "arrow");
       }
       const step = frame.levels.length ? `step ${number(frame.levels[group][1], 2)}` : "";
-      pen.text("step-" + group, x + wide / 2, top + tall + 20, `numbers ${group * scene.group} … ${Math.min(count, (group + 1) * scene.group) - 1}${step ? ": " + step : ""}`, "small mid" + (step ? "" : " muted"));
+      pen.text("step-" + group, x + wide / 2, top + tall + 20, `${pen.width < 320 ? "" : "numbers "}${group * scene.group} … ${Math.min(count, (group + 1) * scene.group) - 1}${step ? ": " + step : ""}`, "small mid" + (step ? "" : " muted"));
     }
     const below = scores(pen, frame, top + tall + 50);
     pen.text("bytes", 0, below, frame.bytes ? `${frame.bytes} bytes` : `${2 * count} bytes in bfloat16`, "label" + (frame.bytes ? " strong" : " muted"));

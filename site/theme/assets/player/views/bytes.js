@@ -71,15 +71,13 @@
     return lines;
   }
 
-  window.KvPlayer.views.bytes = function (pen, frame, scene, frames) {
-    const most = Math.max(...frames.map((one) => place(bytesOf(one), pen.width - 52)));
+  window.KvPlayer.views.bytes = function (pen, frame) {
     pen.rect("reader", 0.5, 0.5, pen.width - 1, 56, "plain");
     pen.text("reader-title", 12, 19, "the reader sees", "label muted");
     pen.text("reader", 12, 43, `“${frame.shown}”`, "strong");
     const wide = Math.min(120, pen.width / 2 - 12);
     pen.text("held-title", pen.width - wide, 19, "held back", "label muted");
     pen.text("held", pen.width - wide, 43, frame.stop ? "" : frame.held ? `“${frame.held.replace(/ /g, "␣")}”` : "–", "accent");
-    rows(pen, frame, 76);
-    pen.height = 76 + most * LINE - 16;
+    pen.height = 76 + rows(pen, frame, 76) * LINE - 16;
   };
 })();

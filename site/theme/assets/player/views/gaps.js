@@ -21,7 +21,7 @@
     const lines = pen.width < 560 ? 3 : 2;
     const room = pen.width - 2;
     const scale = (time) => (time / longest) * lines * room;
-    pen.text("layer", 0, top + 11, `one layer: ${parts.reduce((sum, part) => sum + part[2].length, 0)} operations in ${Math.round(us)} µs, with the profiler`, "label muted");
+    pen.text("layer", 0, top + 11, `one layer: ${parts.reduce((sum, part) => sum + part[2].length, 0)} operations in ${Math.round(us)} µs${pen.width < 320 ? "" : ", with the profiler"}`, "label muted");
     parts.forEach(([name, kind, bars], i) => {
       const faded = frame.lit.length && !frame.lit.includes(i) ? " faded" : "";
       const key = `op-${frame.layer}-${i}`;
@@ -46,7 +46,8 @@
     const after = layer(pen, frame, scene, below) + 8;
     const longest = Math.max(...scene.steps.map(({ bars }) => bars[bars.length - 1][0] + bars[bars.length - 1][1]));
     scene.steps.slice(0, frame.shown).forEach((one, i) => step(pen, one, (time) => (time / longest) * pen.width, after + i * 48));
-    pen.text("machine", 0, after + 3 * 48 + 10, `one machine (${scene.cpu}), one thread; µs without the profiler`, "small muted");
-    pen.height = after + 3 * 48 + 16;
+    const low = after + frame.shown * 48;
+    pen.text("machine", 0, low + 10, pen.width < 320 ? `${scene.cpu}; without the profiler` : `one machine (${scene.cpu}), one thread; µs without the profiler`, "small muted");
+    pen.height = low + 16;
   };
 })();

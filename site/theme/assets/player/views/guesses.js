@@ -20,7 +20,7 @@
   }
 
   // A column for each row of the step: the token it was fed above, the token it chose below.
-  function rows(pen, frame, scene, top) {
+  function rows(pen, frame, top) {
     const perLine = Math.max(3, Math.floor((pen.width - 2) / 74));
     const pitch = Math.min(80, (pen.width - 2) / perLine);
     const verified = frame.chosen.length > 0;
@@ -36,7 +36,7 @@
       pen.rect("chosen-" + i, x, y + HIGH + 4, wide, HIGH, stands ? "held a" : "free");
       pen.text("chosen-" + i, x + wide / 2, y + HIGH + 20.5, frame.chosen[i], "label mid mono" + (stands ? "" : " muted"));
     });
-    return top + 62 * Math.ceil(scene.rows / perLine); // room for all rows, so that nothing below moves
+    return top + 62 * Math.max(1, Math.ceil(frame.fed.length / perLine));
   }
 
   function blocks(pen, frame, scene, top) {
@@ -62,7 +62,7 @@
     const before = frame.hidden ? [[`… ${frame.hidden} more`, "plain"]] : [];
     let y = flow(pen, "word", 44, [...before, ...frame.text.map(([word, kind]) => [word, STYLES[kind]])], frame.hidden - before.length) + 14;
     pen.text("rows", 0, y, "rows of this step: fed, and below what each chose", "label muted");
-    y = rows(pen, frame, scene, y + 8) + 12;
+    y = rows(pen, frame, y + 8) + 12;
     const shown = frame.blocks.length < frame.num_blocks ? `, of which the last ${frame.blocks.length}` : "";
     pen.text("blocks", 0, y, `${frame.num_blocks} blocks${shown}: a slot for each token`, "label muted num");
     y = blocks(pen, frame, scene, y + 8) + 6;

@@ -71,7 +71,7 @@
     return top;
   }
 
-  window.KvPlayer.views.handover = function (pen, frame, scene, frames) {
+  window.KvPlayer.views.handover = function (pen, frame, scene) {
     let y = pen.legend(0, [
       ["complete ", (x, y, key) => pen.rect(key, x, y, 20, 14, "held a")],
       ["lent", (x, y, key) => (pen.rect(key, x, y, 20, 14, "free"), pen.texture(key + "-t", x, y, 20, 14, "strokes"))],
@@ -80,7 +80,6 @@
     y = worker(pen, frame, scene, y + 14);
     if (frame.said) pen.text("said", 2, y + 8, frame.said, "small strong num");
     y = stage(pen, frame, y + 22);
-    receiver(pen, frame, y);
-    pen.height = y + 24 + 3 * (HIGH + 14); // as high in every frame
+    pen.height = receiver(pen, frame, y);
   };
 })();

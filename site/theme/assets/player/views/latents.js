@@ -41,7 +41,7 @@
     const perLine = roomy ? frame.table.length : 2;
     const group = (pen.width - left - right) / perLine;
     const pitch = (group - 12) / size;
-    const [wide, tall, lane] = [pitch - 4, roomy ? 30 : 22, roomy ? 40 : 30];
+    const [wide, tall, lane] = [pitch - 4, roomy ? 30 : 19, roomy ? 40 : 26];
     const heads = frame.heads.length;
     let y = pen.legend(0, [
       ["latent", (x, y, key) => pen.rect(key, x, y, 20, 14, "plain")],
@@ -49,7 +49,7 @@
       ["read", (x, y, key) => pen.rect(key, x, y, 20, 14, "both")],
       ["a head's parts, exp(score − largest)", (x, y, key) => pen.rect(key, x, y, 20, 14, "held a")],
     ]);
-    y += 12;
+    y += pen.folds ? 4 : 12;
     const line = 98 + heads * lane;
     frame.table.forEach((block, entry) => {
       const [x, top] = [left + (entry % perLine) * group, y + Math.floor(entry / perLine) * line];

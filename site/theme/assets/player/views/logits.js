@@ -1,7 +1,7 @@
 // Course machinery. Lesson 4's picture: the best tokens with logit and probability, the sampler's steps, the draw.
 (function () {
   "use strict";
-  const ROW = 23;
+  const ROW = 21;
 
   function steps(pen, frame, scene) {
     let [x, y] = [0, 0];
@@ -26,11 +26,11 @@
       const y = top + 18 + i * ROW;
       const gone = row.logit === null;
       const mine = frame.chosen === i;
-      pen.text("word-" + i, left - 10, y + 14, row.word, "end" + (gone ? " muted" : mine ? " strong" : ""));
+      pen.text("word-" + i, left - 10, y + 13, row.word, "end" + (gone ? " muted" : mine ? " strong" : ""));
       if (gone) pen.texture("gone-" + i, left, y + 2, 60, ROW - 8, "strokes");
       else pen.rect("bar-" + i, left, y + 2, Math.max(1.5, row.prob * scale), ROW - 6, "held " + (mine ? "b" : "a"));
-      pen.text("logit-" + i, pen.width - 50, y + 14, gone ? "−∞" : row.logit.toFixed(2).replace("-", "−"), "label end num" + (gone ? " muted" : ""));
-      pen.text("prob-" + i, pen.width, y + 14, row.prob.toFixed(3), "label end num" + (gone ? " muted" : ""));
+      pen.text("logit-" + i, pen.width - 50, y + 13, gone ? "−∞" : row.logit.toFixed(2).replace("-", "−"), "label end num" + (gone ? " muted" : ""));
+      pen.text("prob-" + i, pen.width, y + 13, row.prob.toFixed(3), "label end num" + (gone ? " muted" : ""));
     });
     const y = top + 18 + frame.rows.length * ROW;
     pen.text("rest", left, y + 14, frame.rest ? "all others together" : "all others: −∞", "label muted");
@@ -63,6 +63,6 @@
     const top = steps(pen, frame, scene);
     const below = bars(pen, frame, top);
     line(pen, frame, below + 4);
-    pen.height = below + 66;
+    pen.height = below + (frame.stage === "draw" ? 66 : 4);
   };
 })();

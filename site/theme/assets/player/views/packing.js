@@ -4,9 +4,8 @@
   const [LEFT, HIGH] = [30, 28];
   const COLOURS = ["a", "b", "c"];
 
-  window.KvPlayer.views.packing = function (pen, frame, scene, frames) {
+  window.KvPlayer.views.packing = function (pen, frame, scene) {
     const pitch = Math.min(42, (pen.width - LEFT - 2) / scene.line);
-    const most = Math.max(...frames.map(({ lines }) => lines.length));
     const signs = COLOURS.map((colour, word) => [`inputs ${2 * word}, ${2 * word + 1}`, (x, y, key) => pen.rect(key, x, y, 20, 16, "held " + colour)]);
     const top = pen.legend(0, [...signs, ["zeros", (x, y, key) => pen.rect(key, x, y, 20, 16, "free")]]) + 12;
     pen.text("bytes", 0, top + 10, "byte", "small muted");
@@ -24,6 +23,6 @@
       const [row, column] = [Math.floor(at / scene.line), at % scene.line];
       pen.rect("mark-" + at, LEFT + column * pitch - 1, top + 17 + row * (HIGH + 6), pitch, HIGH + 2, "ring");
     }
-    pen.height = top + 18 + most * (HIGH + 6);
+    pen.height = top + 18 + frame.lines.length * (HIGH + 6);
   };
 })();

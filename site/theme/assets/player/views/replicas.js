@@ -1,19 +1,19 @@
 // Course machinery. Lesson 13's picture: a prompt, the replicas with their caches, loads and scores, and the policies' sums.
 (function () {
   "use strict";
-  const [WIDE, HIGH, GAP] = [40, 26, 5];
+  const [HIGH, GAP] = [26, 5];
 
-  // A row of blocks, wrapped where the page is narrow. Returns the height that it takes.
+  // A row of blocks, narrower where the page is. Returns the height that it takes.
   function blocks(pen, name, x, y, room, texts, places) {
-    const perRow = Math.max(1, Math.floor((room + GAP) / (WIDE + GAP)));
+    const wide = Math.min(40, (room + GAP) / places - GAP);
     texts.forEach((text, i) => {
-      const [left, top] = [x + (i % perRow) * (WIDE + GAP), y + Math.floor(i / perRow) * (HIGH + GAP)];
+      const left = x + i * (wide + GAP);
       const letter = text && text !== "S" ? " " + text[0].toLowerCase() : "";
       const key = `${name}-${text || "free" + i}`;
-      pen.rect(key, left, top, WIDE, HIGH, !text ? "free" : text === "S" ? "plain" : "held" + letter);
-      if (text) pen.text(key, left + WIDE / 2, top + 17, text, "mid mono");
+      pen.rect(key, left, y, wide, HIGH, !text ? "free" : text === "S" ? "plain" : "held" + letter);
+      if (text) pen.text(key, left + wide / 2, y + 17, text, "mid mono");
     });
-    return (HIGH + GAP) * Math.max(1, Math.ceil(places / perRow)) - GAP;
+    return HIGH;
   }
 
   window.KvPlayer.views.replicas = function (pen, frame, scene) {
@@ -29,7 +29,7 @@
       const free = Array(Math.max(0, scene.capacity - replica.blocks.length)).fill("");
       const high = blocks(pen, "held-" + i, 10, y + 28, pen.width - 20, [...replica.blocks, ...free], scene.capacity);
       if (chosen) pen.rect("chosen", 1, y, pen.width - 2, high + 38, "ring");
-      y += high + 50;
+      y += high + 46;
     });
     scene.acts.forEach((act, i) => {
       const total = frame.totals.find((text) => text.startsWith(act + ":"));

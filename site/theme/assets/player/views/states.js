@@ -26,7 +26,7 @@
       if (one.seen) pen.rect("slot-plate-" + one.slot, x + 4, y + 8, wide - 8, 19, "plate");
       pen.text("slot-seen-" + one.slot, x + wide / 2, y + 22, tail(one.seen, Math.floor((wide - 12) / 6.6)), "small mid");
       const who = one.owner ? `, ${one.owner}` : "";
-      const count = one.seen ? `: ${one.seen.length} tokens` : "";
+      const count = one.seen ? `: ${one.seen.length}${pen.width < 320 ? "" : " tokens"}` : "";
       pen.text("slot-name-" + one.slot, x, y + 48, `slot ${one.slot}${who}${count}`, "small muted num");
       if (frame.marked.includes(one.slot)) pen.rect("slot-mark-" + one.slot, x - 2, y - 2, wide + 4, 38, "ring");
       if (frame.copied.includes(one.slot)) pen.rect("slot-copy-" + one.slot, x - 2, y - 2, wide + 4, 38, "ring");
@@ -35,7 +35,7 @@
   }
 
   function tree(pen, frame, top) {
-    const [gap, high, row] = [20, 28, 52];
+    const [gap, high, row] = [pen.width < 320 ? 10 : 20, 28, 52];
     const pitch = Math.min(58, (pen.width - 20 - 5 * gap) / 7);
     let y = top;
     pen.add("circle", "root", 7, top + high / 2, { class: "root", r: 6 });
@@ -66,7 +66,7 @@
 
   window.KvPlayer.views.states = function (pen, frame, scene) {
     const below = slots(pen, frame, scene) + 10;
-    pen.text("tree", 0, below + 10, "radix tree: blocks of letters, ● where a state is kept", "label muted");
+    pen.text("tree", 0, below + 10, pen.width < 320 ? "radix tree, ● where a state is kept" : "radix tree: blocks of letters, ● where a state is kept", "label muted");
     pen.height = tree(pen, frame, below + 24);
   };
 })();

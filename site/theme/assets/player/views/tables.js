@@ -9,6 +9,7 @@
     const columns = width >= 560 ? 4 : 2;
     const wide = (width - 2 - 8 * (columns - 1)) / columns;
     const perRow = columns * size;
+    const [tall, gap] = columns === 4 ? [66, 8] : [54, 6]; // a block's height, and what is below it
     const reading = frame.walk ? frame.walk.seen.map(([slot]) => slot) : [];
     pen.text("view", 0, 13, flat ? "flat view" : "block view", "strong");
     pen.text("shape", flat ? 68 : 80, 13, flat ? `[${count * size}, H_kv, D]` : `[${count}, ${size}, H_kv, D]`, "mono label muted");
@@ -18,10 +19,10 @@
       const [column, row] = [index % columns, Math.floor(index / columns)];
       const pitch = (width - 2) / perRow;
       const x = flat ? 1 + column * size * pitch : 1 + column * (wide + 8);
-      const y = flat ? 28 + row * 50 : 24 + row * 74;
-      const [w, h] = flat ? [size * pitch, 26] : [wide, 66];
+      const y = flat ? 28 + row * 50 : 24 + row * (tall + gap);
+      const [w, h] = flat ? [size * pitch, 26] : [wide, tall];
       pen.rect("block-" + index, x, y, w, h, (owner ? "held " : "free ") + letter);
-      if (index === 0) pen.texture("null", x, flat ? y : y + 20, w, flat ? h : 28, "cross");
+      if (index === 0) pen.texture("null", x, flat ? y : y + 18, w, flat ? h : tall - 36, "cross");
       if (!flat) pen.text("name-" + index, x + 8, y + 16, index ? `block ${index}` : "null block", "label " + (owner ? "strong" : "muted"));
       if (owner && !flat) pen.text("owner-" + index, x + w - 9, y + 16, owner.name, "end strong");
       const cell = flat ? pitch - 4 : (wide - 12 - 3 * (size - 1)) / size;
@@ -30,16 +31,16 @@
         const token = frame.slots[slot];
         const mine = token && owner && token[0] === owner.name;
         const left = flat ? x + 2 + offset * pitch : x + 6 + offset * (cell + 3);
-        const top = flat ? y + 2 : y + 22;
+        const top = flat ? y + 2 : y + tall - 44 + (tall < 60 ? 8 : 0);
         if (index) pen.rect("cell-" + slot, left, top, cell, 22, (mine ? "cell " : "empty ") + letter);
         if (token) pen.text(`kv-${slot}-${token}`, left + cell / 2, top + 15, token, mine ? "label mid strong" : "label mid muted faded");
         const address = flat ? slot : `${index},${offset}`;
-        pen.text("slot-" + slot, left + cell / 2, flat ? y + 40 : y + 59, address, "small mid muted num");
+        pen.text("slot-" + slot, left + cell / 2, flat ? y + 40 : y + tall - 5, address, "small mid muted num");
         if (reading.includes(slot)) pen.rect("read-" + slot, left, top, cell, 22, "ring");
         if (frame.wrote.includes(slot)) pen.rect("wrote-" + slot, left, top, cell, 22, "ring");
       }
     }
-    return 24 + 74 * Math.ceil(count / columns);
+    return 24 + (tall + gap) * Math.ceil(count / columns);
   }
 
   function tables(pen, frame, y, room) {
@@ -49,7 +50,7 @@
       pen.text("head-k", 206, y + 12, "keys", "label muted");
     }
     frame.tables.forEach((table, s) => {
-      const [top, name] = [y + 22 + s * 36, table.name];
+      const [top, name] = [y + 20 + s * 33, table.name];
       pen.badge("row-" + name, 12, top + 13, name);
       const row = frame.plan ? frame.plan.rows[s] : table.blocks;
       const pitch = Math.min(36, (room - 34) / row.length);
@@ -72,21 +73,21 @@
     const pitch = Math.min(44, room / Math.max(walk.seen.length, 7));
     pen.text("query", x, y + 12, `query ${walk.query}: exp(score − largest)`, "label muted");
     walk.seen.forEach(([slot, score], i) => {
-      const high = Math.max(1.5, 54 * Math.exp(score - walk.best));
+      const high = Math.max(1.5, 46 * Math.exp(score - walk.best));
       const letter = slots[slot] ? slots[slot][0].toLowerCase() : "";
-      pen.rect("bar-" + slot, x + i * pitch, y + 76 - high, pitch - 6, high, "held " + letter);
-      pen.text("bar-" + slot, x + i * pitch + (pitch - 6) / 2, y + 90, slots[slot] || "?", "small mid");
+      pen.rect("bar-" + slot, x + i * pitch, y + 68 - high, pitch - 6, high, "held " + letter);
+      pen.text("bar-" + slot, x + i * pitch + (pitch - 6) / 2, y + 82, slots[slot] || "?", "small mid");
     });
-    pen.text("sum", x, y + 110, `largest ${walk.best.toFixed(2)} · sum ${walk.sum.toFixed(2)}`, "strong num");
+    pen.text("sum", x, y + 102, `largest ${walk.best.toFixed(2)} · sum ${walk.sum.toFixed(2)}`, "strong num");
   }
 
   window.KvPlayer.views.tables = function (pen, frame, scene, frames) {
     const side = pen.width >= 560;
     const y = memory(pen, frame, scene) + 10;
     tables(pen, frame, y, pen.width);
-    const [x, top] = side ? [300, y] : [0, y + 104];
+    const [x, top] = side ? [300, y] : [0, y + 90];
     if (frame.walk) softmax(pen, frame.walk, frame.slots, x, top, pen.width - x);
-    const room = frames.some((one) => one.walk) ? top + 118 : 0;
-    pen.height = Math.max(room, y + 22 + 36 * frame.tables.length);
+    const room = frames.some((one) => one.walk) ? top + 108 : 0;
+    pen.height = Math.max(room, y + 20 + 33 * frame.tables.length);
   };
 })();

@@ -44,7 +44,7 @@
     const top = 24;
     pen.text("step", left - 10, 13, "step", "label muted end");
     const low = top + jobs.length * ROW;
-    pen.rect("now", left + (index - first) * wide, 0, wide, low + (budget + blocks) * UNIT + 42, "now");
+    pen.rect("now", left + (index - first) * wide, 0, wide, low + (budget + blocks) * UNIT + 37, "now");
     jobs.forEach((job, i) => {
       const y = top + i * ROW;
       pen.badge("job-" + job.name, 12, y + 13, job.name);

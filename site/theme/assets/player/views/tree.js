@@ -61,7 +61,7 @@
 
   function tables(pen, frame, top) {
     frame.tables.forEach((table, i) => {
-      const y = top + i * 34;
+      const y = top + i * 31;
       pen.badge("table-" + table.name, 13, y + 13, table.name);
       const count = Math.max(9, table.blocks.length);
       const pitch = Math.min(36, (pen.width - 32) / count);
@@ -70,7 +70,8 @@
       const after = 34 + (count + 0.4) * pitch;
       if (after + 190 < pen.width) pen.text(`table-${table.name}-found`, after, y + 17, words, "label muted num");
     });
-    return top + Math.max(2, frame.tables.length) * 34;
+    if (!frame.tables.length) pen.text("idle", 0, top + 17, "no request is running", "label muted");
+    return top + Math.max(1, frame.tables.length) * 31;
   }
 
   const LOCK = "M1 5h8v6H1zM2.5 5V3.5a2.5 2.5 0 0 1 5 0V5"; // 10 by 11
@@ -85,12 +86,11 @@
     pen.text(key + "-text", left, y, clip(node.text, room - (left - x)), "small muted");
   }
 
-  // Wide: how far to the right says how many blocks from the root. A parent stands in its first child's row.
-  function sideways(pen, frame, top) {
-    const [gap, high, row] = [24, 28, 54];
+  // How far to the right says how many blocks from the root. A parent stands in its first child's row.
+  function sideways(pen, frame, pitch, gap, top) {
     const children = (name) => frame.nodes.filter((node) => node.parent === name);
-    const longest = Math.max(8, ...frame.nodes.map((node) => depthOf(frame, node)));
-    const pitch = (pen.width - 20 - 5 * gap) / longest;
+    const leaves = frame.nodes.filter((node) => !children(node.blocks[0]).length).length;
+    const [high, row] = [28, Math.max(44, Math.min(54, (pen.room - top) / Math.max(1, leaves)))];
     let y = top;
     pen.add("circle", "root", 7, top + high / 2, { class: "root", r: 6 });
     const place = (name, x, fromX, fromY) => {
@@ -99,7 +99,7 @@
         const key = "node-" + node.blocks[node.blocks.length - 1];
         const [down, wide] = [y - fromY, node.blocks.length * pitch];
         const middle = high / 2;
-        const bend = down ? `M0 ${middle}h${(gap - 8) / 2}V${down + middle}H${x - fromX}` : `M0 ${middle}H${x - fromX}`;
+        const bend = down ? `M0 ${middle}h${gap / 3}V${down + middle}H${x - fromX}` : `M0 ${middle}H${x - fromX}`;
         pen.path("edge-" + node.blocks[0], fromX, fromY, bend, "line");
         node.blocks.forEach((block, j) => cell(pen, frame, "tree-" + block, block, x + j * pitch, y, pitch - 4, high));
         const isLeaf = !children(node.blocks[0]).length;
@@ -116,7 +116,7 @@
     return node.blocks.length + (parent ? depthOf(frame, parent) : 0);
   }
 
-  // Narrow: a row for each node, its children below it and further in.
+  // Where that is too narrow for a block's number: a row for each node, its children below it and further in.
   function downwards(pen, frame, top) {
     const [high, row, inset] = [26, 36, 13];
     let y = top;
@@ -140,6 +140,8 @@
   window.KvPlayer.views.tree = function (pen, frame, scene) {
     const below = tables(pen, frame, legend(pen, pool(pen, frame, scene) + 4) + 14) + 8;
     pen.text("tree", 0, below + 10, "radix tree", "label muted");
-    pen.height = pen.width >= 560 ? sideways(pen, frame, below + 22) : downwards(pen, frame, below + 22);
+    const gap = pen.width >= 560 ? 24 : 12;
+    const pitch = (pen.width - 20 - 5 * gap) / Math.max(8, ...frame.nodes.map((node) => depthOf(frame, node)));
+    pen.height = pitch >= 20 ? sideways(pen, frame, pitch, gap, below + 22) : downwards(pen, frame, below + 22);
   };
 })();

@@ -32,12 +32,12 @@
     const pitch = (pen.width - 2) / perRow;
     pen.text("pool", 0, 12, `one pool, ${frame.free.length} free`, "label muted num");
     for (let block = 1; block <= count; block++) {
-      const [x, y] = [2 + ((block - 1) % perRow) * pitch, 22 + Math.floor((block - 1) / perRow) * 46];
+      const [x, y] = [2 + ((block - 1) % perRow) * pitch, 18 + Math.floor((block - 1) / perRow) * 42];
       const looks = look(frame, block);
       cell(pen, frame, "pool-" + block, block, looks, x, y, pitch - 5, 26);
       pen.text("group-" + block, x + (pitch - 5) / 2, y + 38, looks.group, "small mid muted");
     }
-    return 22 + 46 * Math.ceil(count / perRow);
+    return 18 + 42 * Math.ceil(count / perRow);
   }
 
   function legend(pen, y) {
@@ -65,10 +65,10 @@
   function tables(pen, frame, scene, top) {
     const pitch = slots(pen);
     frame.tables.forEach((table, i) => {
-      const [x, y] = [66, top + i * 88];
-      pen.badge("table-" + table.name, 13, y + 44, table.name);
+      const [x, y] = [66, top + i * 78];
+      pen.badge("table-" + table.name, 13, y + 41, table.name);
       pen.text(`table-${table.name}-full`, 60, y + 38, "full", "small end muted");
-      pen.text(`table-${table.name}-win`, 60, y + 67, "win", "small end muted");
+      pen.text(`table-${table.name}-win`, 60, y + 65, "win", "small end muted");
       bracket(pen, "sees-" + table.name, table, scene, x, y + 2, pitch);
       table.full.forEach((block, j) => {
         const [key, left] = [`${table.name}-${j}`, x + j * pitch];
@@ -77,15 +77,15 @@
         cell(pen, frame, "full-" + key, block, { style: style(table.name) }, left, y + 22, pitch - 5, 24);
         const window = table.window[j];
         const looks = window ? { style: style(table.name) } : { style: "empty", texture: "cross" };
-        if (window) cell(pen, frame, "window-" + key, window, looks, left, y + 51, pitch - 5, 24);
-        else box(pen, "hole-" + key, looks, left, y + 51, pitch - 5, 24);
+        if (window) cell(pen, frame, "window-" + key, window, looks, left, y + 49, pitch - 5, 24);
+        else box(pen, "hole-" + key, looks, left, y + 49, pitch - 5, 24);
       });
     });
-    return top + 2 * 88;
+    return top + Math.max(1, frame.tables.length) * 78;
   }
 
   function tree(pen, frame, top) {
-    const [gap, high, row] = [14, 24, 74];
+    const [gap, high, row] = [14, 24, 62];
     const pitch = Math.min(58, (pen.width - 20 - 4 * gap) / 7);
     let y = top;
     pen.add("circle", "root", 7, top + high / 2, { class: "root", r: 6 });
@@ -101,9 +101,9 @@
             const [key, left, wide] = ["tree-" + block, x + j * pitch, pitch - 4];
             cell(pen, frame, key, block, held(frame, block, "full"), left, y, wide, high);
             const window = node.windows[j];
-            if (window) cell(pen, frame, key + "-win", window, held(frame, window, "window"), left, y + 27, wide, 20);
-            else box(pen, key + "-tomb", { style: "free", texture: "strokes" }, left, y + 27, wide, 20);
-            pen.text(key + "-text", left + wide / 2, y + 59, node.texts[j].replace(/ /g, "␣"), "small mid mono muted");
+            if (window) cell(pen, frame, key + "-win", window, held(frame, window, "window"), left, y + 26, wide, 18);
+            else box(pen, key + "-tomb", { style: "free", texture: "strokes" }, left, y + 26, wide, 18);
+            pen.text(key + "-text", left + wide / 2, y + 55, node.texts[j].replace(/ /g, "␣"), "small mid mono muted");
           });
           const end = x + node.blocks.length * pitch - 4;
           place(node.blocks[0], end + gap, end, y);
@@ -121,7 +121,7 @@
   window.KvPlayer.views.windows = function (pen, frame, scene) {
     const below = tables(pen, frame, scene, legend(pen, pool(pen, frame, scene) + 4) + 16);
     const more = pen.width >= 560 ? " of the window group" : "";
-    pen.text("tree", 0, below + 8, "tree: blocks of the full group; below each, its companion" + more, "label muted");
-    pen.height = tree(pen, frame, below + 20);
+    pen.text("tree", 0, below + 9, "tree: blocks of the full group; below each, its companion" + more, "label muted");
+    pen.height = tree(pen, frame, below + 17);
   };
 })();

@@ -31,6 +31,7 @@
     const row = Math.max(13, Math.min(17, pitch));
     const gap = pitch > 12 ? 2 : 1;
     const [total, again] = [frame.counts[run], frame.again[run]];
+    const foot = room < 150 ? x : left; // the words below the bar need all of a narrow half
     pen.text("name-" + run, x, y + 12, scene.names[run], "strong");
     frame.spans[run].forEach(([start, stop], i) => {
       const top = y + 22 + i * row;
@@ -45,8 +46,8 @@
     const [below, unit] = [y + 30 + scene.steps * row, (positions * pitch - gap) / scene.most];
     pen.rect("sum-" + run, left, below, Math.max(1, total * unit), 14, "held a");
     if (again) pen.texture("again-" + run, left, below, again * unit, 14, "strokes");
-    pen.text("count-" + run, left, below + 31, `${total} rows computed`, "strong num");
-    pen.text("count-again-" + run, left, below + 48, `${again} of them again`, "label muted num");
+    pen.text("count-" + run, foot, below + 31, `${total} rows computed`, "strong num");
+    pen.text("count-again-" + run, foot, below + 48, `${again} of them again`, "label muted num");
     return below + 58;
   }
 
