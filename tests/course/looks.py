@@ -59,6 +59,10 @@ CUT = """() => [...document.querySelectorAll(".md-content pre > code")]
     .filter(code => code.scrollWidth > code.clientWidth + 1)
     .map(code => `${code.scrollWidth - code.clientWidth} pixels of code are cut: ${code.textContent.slice(0, 60)}`)"""
 
+EMPTY_FIELDS = """() => [...document.querySelectorAll("td[data-label]")]
+    .filter(cell => cell.getClientRects().length && !cell.textContent.trim() && !cell.querySelector("img, svg"))
+    .map(cell => `a card has an empty field: ${cell.dataset.label}`)"""
+
 # A table fits, or says that it scrolls and keeps the names of its rows in sight, for keyboards too.
 CUT_TABLES = """async () => {
     const shut = [...document.querySelectorAll("details:not([open])")];

@@ -9,6 +9,7 @@ test_players.py.
 from collections.abc import Iterator
 
 from scripts.website.browser import PHONE, Visitor, visiting
+from scripts.website.measures import MOST_SHIFTED, SHIFTS
 from scripts.website.player_links import place_of
 
 import pytest
@@ -75,6 +76,7 @@ def test_a_page_and_its_players_are_whole(source, tab, site_http):
     page = tab.page
     tab.forget()
     page.goto(site_http.url(source))
+    shift, moved = page.evaluate(SHIFTS)
     shown = [Shown(page, name) for place, name in PAGES.items() if place.partition("#")[0] == source]
     for player in shown:
         plays_to_its_end(player)
@@ -82,10 +84,10 @@ def test_a_page_and_its_players_are_whole(source, tab, site_http):
         leads_to_its_functions(player)
     page.evaluate(looks.AXE.read_text(encoding="utf-8"))
     was_wide = page.viewport_size["width"] == LAPTOP  # the last page's second look is this one's first
-    found = []
+    found = [f"moves by {shift:.2f} while it loads: {moved}"] if shift > MOST_SHIFTED else []
     for is_wide in (was_wide, not was_wide):
         looks.show_as(page, *(("light", LAPTOP) if is_wide else ("dark", PHONE)))
-        found += on_a_laptop(page, source) if is_wide else page.evaluate(looks.CUT_TABLES)
+        found += on_a_laptop(page, source) if is_wide else on_a_phone(page)
         found += page.evaluate(looks.STICKS_OUT) + page.evaluate(looks.STOPS_WITHOUT_A_BOX)
         if is_wide == was_wide:
             place = {} if source in COLOURFUL else {"place": ".md-content"}
@@ -115,6 +117,11 @@ def on_a_laptop(page, source: str) -> list[str]:
         if not first.locator("figure.kv-figure").count() and "kv-" not in first.get_attribute("class"):
             found.append("under the title is no player and no tool")
     return found
+
+
+def on_a_phone(page) -> list[str]:
+    """Return which tables are cut or, shown as cards, have fields without a value."""
+    return page.evaluate(looks.CUT_TABLES) + page.evaluate(looks.EMPTY_FIELDS)
 
 
 def asks_and_knows_the_answer(shown: Shown) -> None:

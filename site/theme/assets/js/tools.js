@@ -124,6 +124,7 @@
       }
       form.append(element("div", field.text ? { class: "kv-tool__wide" } : {}, label, input));
     }
+    if (tool.first) form.prepend(tool.first(form)); // before anything is painted, so that nothing moves
     const values = () => {
       const read = (field) => {
         const { value } = form.elements[field.key];

@@ -70,6 +70,24 @@
       <text class="axis" x="44" y="222">0</text><text class="end" x="${wide - 8}" y="222">${short(span)} ms</text></svg>`;
   }
 
+  // A button that plays: the slider of time runs from its beginning to its end in four seconds.
+  function playButton(slider) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "kv-button";
+    button.textContent = "Play";
+    button.addEventListener("click", function () {
+      const began = performance.now();
+      function frame(now) {
+        slider.value = Math.min(100, Math.max(0, (now - began) / 40));
+        slider.dispatchEvent(new Event("input", { bubbles: true }));
+        if (now - began < 4000) requestAnimationFrame(frame);
+      }
+      requestAnimationFrame(frame);
+    });
+    return button;
+  }
+
   window.KvTools = Object.assign(window.KvTools || {}, {
     launch: {
       title: "One decode step, three ways. On paper: no GPU has run it",
@@ -87,27 +105,7 @@
         ["in the device loop", `${short(loop)} ms: ${short(plain / loop)} times as fast`],
       ],
       draw,
+      first: (form) => playButton(form.elements.time),
     },
-  });
-
-  // Played by a button: the slider of time runs from its beginning to its end in four seconds.
-  document.addEventListener("DOMContentLoaded", function () {
-    const form = document.querySelector('.kv-tool[data-tool="launch"] form');
-    const slider = form && form.elements.time;
-    if (!slider) return;
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "kv-button";
-    button.textContent = "Play";
-    button.addEventListener("click", function () {
-      const began = performance.now();
-      function frame(now) {
-        slider.value = Math.min(100, Math.max(0, (now - began) / 40));
-        slider.dispatchEvent(new Event("input", { bubbles: true }));
-        if (now - began < 4000) requestAnimationFrame(frame);
-      }
-      requestAnimationFrame(frame);
-    });
-    form.prepend(button);
   });
 })();
