@@ -107,10 +107,11 @@ def verdict(
 
 
 def as_data(found: Verdict) -> dict[str, Any]:
-    """Return the page's data: the advice, the tests in order and those it cannot run, the result for programs."""
+    """Return the page's data: the advice, the tests in order, the failed one and those not run, the result."""
     tests = [{"name": result.test, "outcome": result.outcome} for result in found.report.results]
     notes = [note.as_dict() for note in found.notes]
-    return found.as_dict() | {"tests_run": tests, "notes": notes, "not_checked": found.report.skipped}
+    more = {"test": found.advice.test, "tests_run": tests, "notes": notes, "not_checked": found.report.skipped}
+    return found.as_dict() | more
 
 
 def starter(root: Path, lesson_id: str, task: int) -> dict[str, str]:

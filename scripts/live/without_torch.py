@@ -1,7 +1,8 @@
-"""Course machinery. Placeholders for the tensor libraries, which are missing in a page.
+"""Course machinery. Placeholders for the tensor and web libraries, which are missing in a page.
 
 The engine's decisions need no tensors, but some share a module with code that does. With placeholders these modules can
-be imported; computing with one raises NotInThePage.
+be imported; computing with one raises NotInThePage. So does lesson 7's server, whose modules describe the bodies of
+requests while they are imported.
 """
 
 import sys
@@ -12,8 +13,10 @@ from types import FunctionType, ModuleType
 from typing import Any, ClassVar
 
 from scripts.live.small_torch import SMALL, NotInThePage
+from scripts.live.small_web import WEB
 
 LIBRARIES = ("torch", "safetensors", "tokenizers")
+WEB_LIBRARIES = ("fastapi", "starlette", "pydantic", "pydantic_core", "uvicorn", "h11", "jinja2", "prometheus_client")
 
 
 class Absent(type):
@@ -22,7 +25,7 @@ class Absent(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return placeholder(f"{cls.__qualname__}.{name}")
+        return type(cls)(f"{cls.__qualname__}.{name}", (), {})
 
     def __call__(cls, *arguments: Any, **options: Any) -> Any:
         names = all(isinstance(argument, str) for argument in arguments)  # torch.device("cpu")
@@ -34,8 +37,25 @@ class Absent(type):
         raise NotInThePage(f"{cls.__qualname__} is not in the page, which has no tensors; run this check in a terminal")
 
 
+class Descriptive(Absent):
+    """The metaclass of the web libraries' placeholders, which may be called to describe something: `Field(gt=8)`."""
+
+    def __new__(mcs, name: str, bases: tuple, body: dict[str, Any], **options: Any) -> Any:  # class Body(Base, extra=…)
+        return super().__new__(mcs, name, bases, body)
+
+    def __init__(cls, name: str, bases: tuple, body: dict[str, Any], **options: Any) -> None:
+        super().__init__(name, bases, body)
+
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        if cls.__bases__ != (object,):  # the course's own class below a placeholder
+            return super().__call__(*arguments, **options)
+        decorates = len(arguments) == 1 and isinstance(arguments[0], FunctionType) and not options
+        return arguments[0] if decorates else cls
+
+
 def placeholder(name: str) -> Absent:
-    return Absent(name, (), {})
+    kind = Descriptive if name.partition(".")[0] in WEB_LIBRARIES else Absent
+    return kind(name, (), {})
 
 
 class AbsentModule(ModuleType):
@@ -48,6 +68,8 @@ class AbsentModule(ModuleType):
             raise AttributeError(name)
         if self.__name__ == "torch" and name in SMALL:
             return SMALL[name]
+        if self.__name__.partition(".")[0] in ("fastapi", "starlette") and name in WEB:
+            return WEB[name]
         return placeholder(f"{self.__name__}.{name}")
 
 
@@ -56,7 +78,7 @@ class Finder(Loader):
 
     @staticmethod
     def find_spec(name: str, path=None, target=None) -> ModuleSpec | None:
-        return ModuleSpec(name, Finder()) if name.partition(".")[0] in LIBRARIES else None
+        return ModuleSpec(name, Finder()) if name.partition(".")[0] in LIBRARIES + WEB_LIBRARIES else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return AbsentModule(spec.name)

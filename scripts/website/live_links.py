@@ -28,7 +28,7 @@ from lessons._course.catalog import Lesson, read_lesson
 from lessons._course.places import Places
 from lessons._course.student import starter_of, student_files
 
-COMMENT = re.compile(r"^<!-- (?P<what>lab|exercise|model): (?P<which>[\w, ]+) -->$")
+COMMENT = re.compile(r"^<!-- (?P<what>lab|exercise|model): (?P<which>[\w, ]+) -->$", re.MULTILINE)
 
 
 class LiveLinks(Preprocessor):
@@ -80,6 +80,11 @@ class LiveLinks(Preprocessor):
 
 def numbers(which: str) -> list[int]:
     return [int(number) for number in which.split(",")]
+
+
+def exercises(page: str) -> list[list[int]]:
+    """Return the tasks of each exercise in a page's source."""
+    return [numbers(found["which"]) for found in COMMENT.finditer(page) if found["what"] == "exercise"]
 
 
 def page_lesson(md: Markdown) -> Lesson:

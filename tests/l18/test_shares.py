@@ -2,27 +2,20 @@
 
 import re
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
 
 from mini_engine.base.errors import UserError
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.distributed.tensor_parallel.shard import bytes_per_step, gathered_bytes_per_step, share_of
-from mini_engine.families.qwen3 import load_model
-from mini_engine.pocket import POCKET_DIR
 from tests.support import must_raise
 
 
-@cache
-def pocket():
-    return load_model(POCKET_DIR)
-
-
 def config_of(query_heads, key_heads, columns):
-    """The pocket model's configuration with other numbers of heads and columns."""
+    """The configuration of a model as large as the pocket model, with other numbers of heads and columns."""
     sizes = {"num_attention_heads": query_heads, "num_key_value_heads": key_heads, "intermediate_size": columns}
-    return replace(pocket().config, **sizes)
+    return Qwen3Config(vocab_size=2048, hidden_size=192, num_hidden_layers=6, head_dim=64, **sizes)
 
 
 # ---------------------------------------------------------------- shares, in numbers
