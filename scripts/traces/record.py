@@ -40,6 +40,7 @@ RECORDERS = {  # a trace's name to its module and class
     "l18-ranks": "ranks.Ranks",
     "l19-handover": "handover.Handover",
     "l20-agents": "agents.Agents",
+    "engine": "engine_walk.EngineWalk",
 }
 
 

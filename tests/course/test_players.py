@@ -16,7 +16,7 @@ from tests.course.test_traces import PATHS, TRACES
 
 PAGES = {"README.md": "l8-tree"}
 for name, path in PATHS.items():
-    page = f"{path.parent.name}/README.md"
+    page = f"{path.parent.name}/README.md" if (path.parent / "README.md").is_file() else f"{path.parent.name}.md"
     PAGES[f"{page}#{name}" if page in PAGES else page] = name  # a page's second player has an address of its own
 each_page = pytest.mark.parametrize("page", PAGES)
 

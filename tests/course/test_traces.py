@@ -18,9 +18,15 @@ from scripts.traces.pictures import PLAYER, is_current
 from scripts.traces.tape import VERSION, Tape, read_trace
 
 import pytest
+import torch
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import WORK_VARIABLE, Places
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.loop import generate
+from mini_engine.engine.offline import generate_all
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.kv.no_cache import NoCache, Recompute
 from tests.course.proofs import written
 
 PLACES = Places.find()
@@ -97,6 +103,23 @@ def test_questions_have_one_right_answer_among_two_to_four(name):
         assert question["question"].endswith("?") and question["why"].endswith((".", "?"))
 
 
+def test_the_walk_through_the_engine_shows_what_its_pool_holds_and_what_plain_generate_answers():
+    """K of every slot in the last frame is that of the token shown in it, as another pool has it for the whole text."""
+    tape = recording.record("engine")
+    last, told = tape.frames[-1], tape.scene["requests"]
+    for request in last["requests"]:
+        prompt_ids, length = told[request["name"]]["ids"], len(request["answer"])
+        plain = generate(tape.model, NoCache(), Recompute(), prompt_ids, length)
+        assert request["answer"] == [tape.tokenizer.decode([token]) for token in plain]
+    alone = Engine.for_model(tape.model, num_blocks=9, block_size=4, kernel="reference")
+    generate_all(alone, [told["C"]["ids"]], SamplingParams(temperature=0, max_tokens=1), progress=False)
+    assert len(last["slots"]) == 4 * len(last["tree"]) == 20
+    for layer, expected in zip(tape.engine.runner.pool.K, alone.runner.pool.K, strict=True):
+        for slot, name, position in last["slots"]:  # A's and B's tokens are the beginning of C's
+            got = layer.flatten(0, 1)[slot]
+            assert torch.allclose(got, expected.flatten(0, 1)[4 + position], atol=1e-4), f"{name}'s token {position}"
+
+
 COMMIT, RANKS = "kv.contiguous.CachedSequence.commit", "distributed.tensor_parallel"
 BUGS = [  # a trace, a function of the engine, and what a bug makes of it
     ("l0-work", COMMIT, lambda _: lambda self, meta: None),
@@ -110,6 +133,7 @@ BUGS = [  # a trace, a function of the engine, and what a bug makes of it
     ("l17-bits", "quantized.rotation.rotate", lambda _: lambda x: x),
     ("l18-ranks", f"{RANKS}.vocabulary.looked_up", lambda _: lambda lookup, ids, rows: lookup(ids % len(rows))),
     ("l19-handover", "handover.sender.SendingConnector._fill", lambda _: lambda self, sending, payloads: None),
+    ("engine", "kv.radix.RadixTree.lock", lambda _: lambda self, node: None),
     ("l20-agents", "agents.sessions.Sessions.close", lambda _: lambda self, session, namespace: True),
 ]
 

@@ -19,6 +19,7 @@ from lessons._course.places import Places
 from tests.course import looks
 from tests.course.looks import REPOSITORY, SOURCES
 from tests.course.test_players import PAGES, Shown, plays_to_its_end, scored
+from tests.course.test_traces import TRACES
 
 LAPTOP = 1440
 HIGHEST = 12_000  # pixels
@@ -58,6 +59,7 @@ FOLLOWS = """async ([head, share]) => {
     return found;
 }"""
 HEADER = 48  # pixels
+WALK = "how-the-pieces-fit.md"
 MOVES = ".kv-strip + p + *, h1 + p + *"  # what a lesson has under its title
 
 
@@ -82,6 +84,8 @@ def test_a_page_and_its_players_are_whole(source, tab, site_http):
         plays_to_its_end(player)
         asks_and_knows_the_answer(player)
         leads_to_its_functions(player)
+    if source == WALK:
+        enters_its_stations(page, shown[0])
     page.evaluate(looks.AXE.read_text(encoding="utf-8"))
     was_wide = page.viewport_size["width"] == LAPTOP  # the last page's second look is this one's first
     found = [f"moves by {shift:.2f} while it loads: {moved}"] if shift > MOST_SHIFTED else []
@@ -135,6 +139,27 @@ def asks_and_knows_the_answer(shown: Shown) -> None:
     shown.figure.locator(".kv-options button").nth(ask["right"]).click()
     assert scored(shown) == [1, 1]
     shown.figure.get_by_label("What happens next?").first.uncheck()
+
+
+def enters_its_stations(page, shown: Shown) -> None:
+    """A link or a click on a station opens its lesson's player over the page, Escape closes it; one is marked."""
+    stations, inside = shown.trace["scene"]["stations"], page.locator("dialog figure.kv-figure")
+    links = page.locator(".kv-stations a")
+    assert links.count() == len(stations), "the links stand in the order of the trace's stations"
+    for link, station in zip(links.all(), stations, strict=True):
+        link.press("Enter")
+        assert TRACES[inside.get_attribute("data-trace")]["file"] == station["trace"]
+        lesson = page.locator("dialog a", has_text="Open the lesson")
+        assert lesson.get_attribute("href") == link.evaluate("link => link.href")
+        page.keyboard.press("Escape")
+        inside.wait_for(state="detached")
+        assert link.evaluate("link => link === document.activeElement"), "the focus is back where it was"
+    shown.figure.locator(".door.at-sampler").click()
+    assert inside.get_attribute("data-trace") == "l4-logits"
+    page.keyboard.press("Escape")
+    inside.wait_for(state="detached")
+    at = [station["name"] for station in stations].index(shown.frames[shown.index]["at"])
+    assert links.evaluate_all("links => links.map(link => link.hasAttribute('aria-current'))").index(True) == at
 
 
 def leads_to_its_functions(shown: Shown) -> None:

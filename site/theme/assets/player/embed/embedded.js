@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const asked = new URLSearchParams(location.search);
-  const [, folder, name] = /^([a-z]\w*)\/([a-z][\w-]*)$/.exec(asked.get("show") || "") || [];
+  const [, folder, name] = /^([a-z][\w-]*)\/([a-z][\w-]*)$/.exec(asked.get("show") || "") || [];
   const isDark = matchMedia("(prefers-color-scheme: dark)");
 
   function element(tag, attributes, ...children) {
@@ -26,7 +26,7 @@
     const link = element("a", { className: "kv-player", href: picture.src }, picture);
     link.dataset.file = `${name}.trace.js`;
     if (Number(asked.get("step")) > 0) link.dataset.start = Math.floor(asked.get("step")) - 1;
-    const back = element("a", { href: `${folder}/`, target: "_top" }, "Recorded from the code of the KV course: the lesson");
+    const back = element("a", { href: `${folder}/`, target: "_top" }, "Recorded from the code of the KV course: the page");
     document.body.append(link, element("p", {}, back));
   }
 
