@@ -29,7 +29,7 @@ FOLDER = THEME / "cards"
 DIGESTS = FOLDER / "cards.json"
 WIDTH, HEIGHT, COLORS = 1200, 630, 96
 ICONS = {"favicon-32.png": 32, "apple-touch-icon.png": 180}
-PICTURES = {  # the most telling one; a lesson without one shows the first drawing of its page
+PICTURES = {  # the most telling one
     "l0_the_loop": "the-loop.svg",
     "l1_contiguous": "reserved.svg",
     "l2_token_flat": "pool.svg",
@@ -52,7 +52,6 @@ PICTURES = {  # the most telling one; a lesson without one shows the first drawi
     "l19_handover": "handover.svg",
     "l20_agents": "agents.svg",
 }
-DRAWING = re.compile(r"```text\n(.*?)```", re.DOTALL)
 STYLE = """
 @font-face { font-family: "Plex Sans"; src: url(%s) format("woff2"); font-weight: 100 700 }
 @font-face { font-family: "Plex Mono"; src: url(%s) format("woff2") }
@@ -66,35 +65,30 @@ h1 { margin-bottom: 18px; font-size: 50px; font-weight: 600; line-height: 1.12; 
 .says { margin-bottom: auto; color: #535f72 }
 .picture { align-self: center; padding: 20px; background: #fff; border: 1px solid #d5dae2; border-radius: 18px }
 .picture svg { display: block; width: 100%%; max-height: 490px } .picture text { font-family: "Plex Sans" }
-pre { overflow: hidden; font-family: "Plex Mono"; line-height: 1.3 }
 """
 
 
 @dataclass(frozen=True)
 class Card:
-    """The contents of one card. name: its file's, without a suffix. picture: an SVG's path, or a drawing's text."""
+    """The contents of one card. name: its file's, without a suffix. picture: an SVG."""
 
     name: str
     kicker: str
     title: str
     says: str
-    picture: Path | str
+    picture: Path
 
     @property
     def digest(self) -> str:
         """Return a digest of everything that the card is drawn from."""
-        shown = self.picture if isinstance(self.picture, str) else self.picture.read_text(encoding="utf-8")
+        shown = self.picture.read_text(encoding="utf-8")
         return hashlib.sha256("\n".join((self.kicker, self.title, self.says, shown, STYLE)).encode()).hexdigest()[:16]
 
     @property
     def html(self) -> str:
         """Return the card as a page."""
-        if isinstance(self.picture, str):
-            longest = max(map(len, self.picture.split("\n")))
-            shown = f'<pre style="font-size:{min(17, 1050 / longest):.1f}px">{escape(self.picture)}</pre>'
-        else:
-            svg = self.picture.read_text(encoding="utf-8")
-            shown = re.sub(r' font-family="[^"]*"', "", svg[svg.index("<svg") :])
+        svg = self.picture.read_text(encoding="utf-8")
+        shown = re.sub(r' font-family="[^"]*"', "", svg[svg.index("<svg") :])
         words = f"<p class=kicker>{escape(self.kicker)}</p><h1>{escape(self.title)}</h1>"
         words += f"<p class=says>{escape(self.says)}</p>"
         return (
@@ -138,17 +132,10 @@ def cards() -> list[Card]:
         Card("ladder", "The KV course", "What each lesson bought", says, docs / "ladder" / "ladder.svg"),
     ]
     for lesson in read_lessons(Places.find()):
-        name = PICTURES.get(lesson.id)
-        page = lesson.page.read_text(encoding="utf-8")
-        picture = lesson.page.parent / name if name else longest_first(DRAWING.findall(page))
+        picture = lesson.page.parent / PICTURES[lesson.id]
         kicker = f"LLM inference, lesson {lesson.number}"
         found.append(Card(lesson.id, kicker, lesson.title, lesson.summary, picture))
     return found
-
-
-def longest_first(drawings: list[str]) -> str:
-    """Return the drawing with the most lines."""
-    return max(drawings, key=lambda text: text.count("\n")).rstrip()
 
 
 def old(found: list[Card]) -> list[Card]:

@@ -22,6 +22,7 @@ RULE = re.compile(r"([^{}]+)(\{[^}]*\})")
 IDS = re.compile(r'\bid="([^"]+)"')
 REFERENCE = re.compile(r"""(url\(["']?#|href="#)([^"')]+)""")
 VIEW_BOX = re.compile(r'<svg[^>]*\bviewBox="\S+ \S+ (\S+) (\S+)"')
+FITS_A_PHONE = 520  # units: at this width, text of 16 is still 11 pixels high there
 BADGE = 60  # pixels: anything less high, such as a button's picture, stays an image
 OF_STYLE = re.compile(r'\[style\*="([^"]*)"\] \{[^}]*\}')  # a chart's rule for one colour
 IN_POINTS = re.compile(r'<svg[^>]* width="[\d.]+pt"')  # matplotlib's charts
@@ -55,8 +56,10 @@ def in_page(svg: str, name: str, words: str) -> str:
     dark = OF_STYLE.sub(lambda rule: rule[0] if svg.count(rule[1]) > css.count(rule[1]) else "", dark)
     rules = scoped(DARK.sub("", css), f".drawing-{name}")
     rules += scoped(dark, f'[data-md-color-scheme="slate"] .drawing-{name}')
-    if IN_POINTS.search(svg) and (box := VIEW_BOX.search(svg)):
-        rules += f".md-typeset .drawing-{name} {{ max-width: {round(float(box[1]) * 4 / 3)}px }}\n"
+    wide = (float(box[1]) if (box := VIEW_BOX.search(svg)) else 0) * (4 / 3 if IN_POINTS.search(svg) else 1)
+    fits = 0 < wide <= FITS_A_PHONE
+    if fits or IN_POINTS.search(svg):
+        rules += f".md-typeset .drawing-{name} {{ max-width: {round(wide)}px }}\n"
     svg = re.sub(r"<style>.*?</style>|<!--.*?-->|<title>.*?</title>|<desc>.*?</desc>", "", svg, flags=re.DOTALL)
     head, _, body = svg[svg.index("<svg") :].partition(">")
     if kinds := re.search(r' class="([^"]*)"', head):  # its rules ask for this class above what they match
@@ -64,7 +67,8 @@ def in_page(svg: str, name: str, words: str) -> str:
     head = re.sub(r' (role|font-family|aria-label|aria-labelledby|class|width|height)="[^"]*"', "", head)
     if IN_POINTS.search(svg):
         body = compact(body)
-    marks = f'class="drawing drawing-{name}" role="img" aria-label="{words}" data-search-exclude=""'
+    kind = " drawing--fits" if fits else ""
+    marks = f'class="drawing drawing-{name}{kind}" role="img" aria-label="{words}" data-search-exclude=""'
     return f"{head} {marks}>\n<style>\n{rules}</style>{body}"
 
 

@@ -15,17 +15,27 @@ FORMULA = re.compile(r'(<(span|div) class="arithmatex")>\\[(\[](.*?)\\[)\]]</\2>
 SIGNS = {
     "gets": "←", "cdot": "·", "odot": "⊙", "times": "×", "top": "⊤", "sqrt": "√", "varphi": "φ", "theta": "θ",
     "epsilon": "ε", "beta": "β", "le": "≤", "ge": "≥", "approx": "≈", "infty": "∞", "sum": "Σ", "leftarrow": "←",
+    "lVert": "‖", "rVert": "‖", "lvert": "|", "rvert": "|", "dots": "…", "qquad": "\u2003", "cr": "; ", "Big": "",
 }  # fmt: skip
+SIMPLE = r"\{([^{}]*)\}"
 
 
 def as_text(tex: str) -> str:
     """Return a formula as HTML without TeX."""
-    text = re.sub(r"\\mathrm\{(.*?)\}", r"\1", unescape(tex).strip())
-    text = re.sub(r"\\([A-Za-z]+)", lambda found: SIGNS.get(found[1], found[1] + " "), text)
-    text = escape(text, quote=False)
+    text = re.sub(r"\\(?:mathrm|text)" + SIMPLE, r"\1", unescape(tex).strip())
+    text = re.sub(r"\\(?:begin|end)\{bmatrix\}", lambda found: "[]"["end" in found[0]], text)
+    text = escape(re.sub(r"\\[,;: ]", " ", text.replace("&", ", ")), quote=False)
     for mark, tag in (("_", "sub"), ("^", "sup")):
-        text = re.sub(rf"{re.escape(mark)}(?:\{{(.*?)\}}|(\S))", lambda f, t=tag: f"<{t}>{f[1] or f[2]}</{t}>", text)
+        inner = rf"{re.escape(mark)}(?:{SIMPLE}|(\\[A-Za-z]+|\S))"
+        text = re.sub(inner, lambda f, t=tag: f"<{t}>{f[1] or f[2]}</{t}>", text)
+    text = re.sub(r"\\frac" + SIMPLE + SIMPLE, lambda found: f"{grouped(found[1])} / {grouped(found[2])}", text)
+    text = re.sub(r"\\([A-Za-z]+)", lambda found: SIGNS.get(found[1], found[1] + " "), text)
     return text.replace("{", "(").replace("}", ")")
+
+
+def grouped(part: str) -> str:
+    """Return one side of a fraction, in parentheses if it is a sum or has several words."""
+    return f"({part})" if " " in part else part
 
 
 class Formulas(Postprocessor):
