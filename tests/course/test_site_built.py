@@ -18,7 +18,9 @@ from tests.course.looks import REPOSITORY, each_way
 from tests.course.test_words import TERMS
 
 LESSONS = read_lessons(Places.find())
-INLINED = re.compile(r'<svg[^>]* class="drawing drawing-([\w-]+)[^"]*"[^>]*>\s*<style>(.*?)</style>(.*?)</svg>', re.DOTALL)
+INLINED = re.compile(
+    r'<svg[^>]* class="drawing drawing-([\w-]+)[^"]*"[^>]*>\s*<style>(.*?)</style>(.*?)</svg>', re.DOTALL
+)
 DRAWN = re.compile(r"""url\(["']?#([^)"']+)""")
 
 
