@@ -203,7 +203,8 @@
       this.room = element("div", { class: "kv-room" }, this.say);
       this.quiz = element("div", { class: "kv-quiz", role: "group", tabindex: "-1", "aria-label": "What happens next?", hidden: "" });
       this.room.append(this.quiz);
-      this.head = element("div", { class: "kv-head" }, element("strong", { title: trace.title }, trace.title), this.buildBar());
+      const bar = this.buildBar();
+      this.head = element("div", { class: "kv-head" }, element("strong", { title: trace.title }, trace.title), this.score, bar);
       this.figure = element("figure", { class: "kv-figure", "aria-label": trace.title, "data-trace": trace.id }, this.head, this.stage, element("div", { class: "kv-foot" }, this.room));
       this.figure.addEventListener("keydown", (event) => this.key(event));
       this.figure.player = this;
@@ -227,7 +228,7 @@
       this.score = element("span", { class: "kv-score" });
       const ask = element("label", { class: "kv-ask", for: id + "-ask", title: "What happens next? Ask me before each step" }, this.asking, element("span", { "aria-hidden": "true" }, "?"));
       const has = trace.frames.some((frame) => frame.ask);
-      return element("div", { class: "kv-bar" }, this.backButton, this.playButton, this.nextButton, this.slider, this.number, this.speedButton, ...(has ? [ask, this.score] : []), this.keyButton);
+      return element("div", { class: "kv-bar" }, this.backButton, this.playButton, this.nextButton, this.slider, this.number, this.speedButton, ...(has ? [ask] : []), this.keyButton);
     }
 
     button(icon, label, act) {
@@ -465,11 +466,11 @@
     }
 
     layOutKey() {
-      const { entries } = this.drawn(this.index);
-      this.keyButton.hidden = !entries;
-      if (!entries) return this.unfold(false);
-      const pen = new Pen(Math.min(this.width, 420));
-      pen.height = pen.legend(2, entries);
+      const pen = this.drawn(this.index); // the signs draw with it
+      this.keyButton.hidden = !pen.entries;
+      if (!pen.entries) return this.unfold(false);
+      Object.assign(pen, { shapes: [], folds: false, width: Math.min(this.width, 420) });
+      pen.height = pen.legend(2, pen.entries);
       paint(this.legend, pen.shapes, this.id + "-key", false);
       this.legend.setAttribute("viewBox", `0 0 ${pen.width} ${pen.height}`);
       this.legend.setAttribute("width", pen.width);
@@ -519,6 +520,7 @@
   }
 
   KV.Player = Player; // a lab makes its own
+  KV.waits = waits;
   KV.load = load;
   KV.base = BASE;
 
