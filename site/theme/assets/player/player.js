@@ -449,16 +449,21 @@
       const isTold = allowed.endsWith("px");
       const below = window.innerHeight - (this.figure.getBoundingClientRect().top + window.scrollY) - 12;
       const high = isTold ? parseFloat(allowed) : below >= LEAST ? below : window.innerHeight - HEADER;
-      return { high, least: isTold || window.innerHeight < 600 ? 0.75 : 1 };
+      return { high, least: isTold ? 0.3 : window.innerHeight < 600 ? 0.75 : 1 };
     }
 
     // Of the layouts wider than the figure, which are lower and drawn smaller, the first that is low enough.
     fit(wide, high, least) {
       for (this.scale = 1; ; this.scale = Math.max(least, this.scale - 0.05)) {
         [this.width, this.below] = [Math.floor(wide / this.scale), high / this.scale];
-        this.tallest = Math.max(...this.trace.frames.map((_, i) => this.drawn(i).height)) * this.scale;
+        this.tallest = this.highest(this.width, this.below) * this.scale;
         if (this.tallest <= high || this.scale <= least) return;
       }
+    }
+
+    // The height of the tallest frame in a layout of this width.
+    highest(width, below) {
+      return Math.max(...this.trace.frames.map((_, i) => draw(this.trace, i, width, below, true).height));
     }
 
     drawn(index) {
