@@ -207,5 +207,28 @@ FAINT = """least => {
 }"""
 
 LEAST_CONTRAST = 4.5  # of text, WCAG AA
+
+
+# A figure with its tallest frame: where it begins on the page, and its height.
+EXTENT = """figure => {
+    const picture = figure.querySelector(".kv-stage > svg").getBoundingClientRect();
+    const top = figure.getBoundingClientRect().top + scrollY;
+    return [top, figure.offsetHeight - picture.height + figure.player.tallest];
+}"""
+SCREENS = [(1280, 720), (390, 664)]  # a small laptop's window, a phone's between the browser's bars
+HEADER = 49  # pixels, of the site
+
+
+def figure_fits(page, figure, screen: tuple[int, int]) -> float:
+    """Return the share of a player that is visible at once, with all its controls: on a laptop in a page's first
+    screen if it begins there, otherwise below the site's header.
+    """
+    page.set_viewport_size(dict(zip(("width", "height"), screen, strict=True)))
+    page.evaluate(TWO_FRAMES)
+    top, height = figure.evaluate(EXTENT)
+    is_first = screen[0] > screen[1] and top < screen[1] / 2
+    return min(1, (screen[1] - (top if is_first else HEADER)) / height)
+
+
 SMALLEST_TEXT = 11  # pixels
 SMALLEST_CONTROL = 36  # for a finger

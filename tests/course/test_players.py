@@ -59,6 +59,8 @@ def plays_to_its_end(shown: Shown) -> None:
     first = poster + 1 if poster < last else 0
     assert poster > 0
     shown.is_at(poster)
+    seconds = shown.figure.evaluate("figure => KvPlayer.waits(figure.player.trace).reduce((a, b) => a + b) / 1000")
+    assert seconds <= 60, f"{shown.trace['id']} plays {seconds:.0f} s: readers leave a story of over a minute"
     shown.figure.evaluate(PLAY)
     shown.button("Play").click()
     shown.page.wait_for_function("last => played.at(-1) === last", arg=last)
@@ -127,6 +129,9 @@ def test_the_keyboard_does_it_all(visit):
     shown.button("Pause").wait_for()
     page.keyboard.press(" ")
     shown.button("Play").wait_for()
+    for speed in ("1×", "2×", "4×"):
+        shown.button(f"Speed {speed}").press("Enter")
+    shown.button("Speed 1×").wait_for()
     slider = shown.figure.get_by_role("slider")
     slider.focus()
     page.keyboard.press("ArrowRight")

@@ -35,6 +35,7 @@ PATHS = {
 }
 TRACES = {name: read_trace(path.read_text(encoding="utf-8")) for name, path in PATHS.items()}
 MOST_BYTES = 40_000
+MOST_SAID = 95  # characters of a sentence: one line under a picture
 OURS = {"mini_engine", "l18_ranks"}  # folders of code that frames name
 each_trace = pytest.mark.parametrize("name", TRACES)
 DEAR = {"l9-gaps"}  # it takes as long as all others to note which functions run in a profiler
@@ -88,7 +89,9 @@ def test_a_trace_is_small_and_has_what_a_player_needs(name):
     assert len(path.read_bytes()) < MOST_BYTES
     states = {frozenset(frame) - {"ask"} for frame in trace["frames"]}
     assert len(states) == 1, "every frame must have the same keys, so that a view never misses one"
-    assert all(frame["say"].strip() for frame in trace["frames"])
+    says = [frame["say"] for frame in trace["frames"]]
+    assert all(says)
+    assert not (long := [say for say in says if len(say) > MOST_SAID]), f"over a line on a laptop, shorten: {long}"
 
 
 @each_trace

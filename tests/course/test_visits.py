@@ -34,7 +34,7 @@ LINKS = """figure => figure.player.trace.frames.map((_, i) => {
     const link = figure.querySelector(".kv-say a");
     return [link.offsetHeight > 0, link.href, link.textContent];
 })"""
-LOW_CONTROLS = """(figure, smallest) => [...figure.querySelectorAll(".kv-bar button, .kv-bar input, .kv-ask")]
+LOW_CONTROLS = """(figure, smallest) => [...figure.querySelectorAll(".kv-bar :is(button, input):not([hidden]), .kv-ask")]
     .filter(control => control.getBoundingClientRect().height < smallest)
     .map(control => "too low: " + control.outerHTML)"""
 # Scrolled through, each step of a text that follows a trace shows its frame, in a picture that is in sight.
@@ -103,6 +103,8 @@ def test_a_page_and_its_players_are_whole(source, tab, site_http):
             found += player.figure.evaluate(looks.MISFITS, looks.SMALLEST_TEXT)
             found += player.figure.evaluate(LOW_CONTROLS, looks.SMALLEST_CONTROL)
     found += page.evaluate(looks.FAINT, looks.LEAST_CONTRAST)  # in both schemes
+    for player in shown:
+        found += cut_off(page, player)
     found += tab.complaints
     assert not found, f"{source}:\n" + "\n".join(found)
 
@@ -126,6 +128,19 @@ def on_a_laptop(page, source: str) -> list[str]:
 def on_a_phone(page) -> list[str]:
     """Return which tables are cut or, shown as cards, have fields without a value."""
     return page.evaluate(looks.CUT_TABLES) + page.evaluate(looks.EMPTY_FIELDS)
+
+
+def cut_off(page, shown: Shown) -> list[str]:
+    """Return the screens on which a reader cannot see a whole player, and leave the page as the last look did."""
+    size = page.viewport_size
+    shares = {screen: looks.figure_fits(page, shown.figure, screen) for screen in looks.SCREENS}
+    page.set_viewport_size(size)
+    page.evaluate(looks.TWO_FRAMES)
+    return [
+        f"{share:.0%} of {shown.trace['id']} is visible at {width} × {height}: make its view lower"
+        for (width, height), share in shares.items()
+        if share < 1
+    ]
 
 
 def asks_and_knows_the_answer(shown: Shown) -> None:

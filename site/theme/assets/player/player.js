@@ -203,7 +203,8 @@
       this.room = element("div", { class: "kv-room" }, this.say);
       this.quiz = element("div", { class: "kv-quiz", role: "group", tabindex: "-1", "aria-label": "What happens next?", hidden: "" });
       this.room.append(this.quiz);
-      this.head = element("div", { class: "kv-head" }, element("strong", { title: trace.title }, trace.title), this.buildBar());
+      const bar = this.buildBar();
+      this.head = element("div", { class: "kv-head" }, element("strong", { title: trace.title }, trace.title), this.score, bar);
       this.figure = element("figure", { class: "kv-figure", "aria-label": trace.title, "data-trace": trace.id }, this.head, this.stage, element("div", { class: "kv-foot" }, this.room));
       this.figure.addEventListener("keydown", (event) => this.key(event));
       this.figure.player = this;
@@ -227,7 +228,7 @@
       this.score = element("span", { class: "kv-score" });
       const ask = element("label", { class: "kv-ask", for: id + "-ask", title: "What happens next? Ask me before each step" }, this.asking, element("span", { "aria-hidden": "true" }, "?"));
       const has = trace.frames.some((frame) => frame.ask);
-      return element("div", { class: "kv-bar" }, this.backButton, this.playButton, this.nextButton, this.slider, this.number, this.speedButton, ...(has ? [ask, this.score] : []), this.keyButton);
+      return element("div", { class: "kv-bar" }, this.backButton, this.playButton, this.nextButton, this.slider, this.number, this.speedButton, ...(has ? [ask] : []), this.keyButton);
     }
 
     button(icon, label, act) {
@@ -448,16 +449,21 @@
       const isTold = allowed.endsWith("px");
       const below = window.innerHeight - (this.figure.getBoundingClientRect().top + window.scrollY) - 12;
       const high = isTold ? parseFloat(allowed) : below >= LEAST ? below : window.innerHeight - HEADER;
-      return { high, least: isTold || window.innerHeight < 600 ? 0.75 : 1 };
+      return { high, least: isTold ? 0.3 : window.innerHeight < 600 ? 0.75 : 1 };
     }
 
     // Of the layouts wider than the figure, which are lower and drawn smaller, the first that is low enough.
     fit(wide, high, least) {
       for (this.scale = 1; ; this.scale = Math.max(least, this.scale - 0.05)) {
         [this.width, this.below] = [Math.floor(wide / this.scale), high / this.scale];
-        this.tallest = Math.max(...this.trace.frames.map((_, i) => this.drawn(i).height)) * this.scale;
+        this.tallest = this.highest(this.width, this.below) * this.scale;
         if (this.tallest <= high || this.scale <= least) return;
       }
+    }
+
+    // The height of the tallest frame in a layout of this width.
+    highest(width, below) {
+      return Math.max(...this.trace.frames.map((_, i) => draw(this.trace, i, width, below, true).height));
     }
 
     drawn(index) {
@@ -465,11 +471,11 @@
     }
 
     layOutKey() {
-      const { entries } = this.drawn(this.index);
-      this.keyButton.hidden = !entries;
-      if (!entries) return this.unfold(false);
-      const pen = new Pen(Math.min(this.width, 420));
-      pen.height = pen.legend(2, entries);
+      const pen = this.drawn(this.index); // the signs draw with it
+      this.keyButton.hidden = !pen.entries;
+      if (!pen.entries) return this.unfold(false);
+      Object.assign(pen, { shapes: [], folds: false, width: Math.min(this.width, 420) });
+      pen.height = pen.legend(2, pen.entries);
       paint(this.legend, pen.shapes, this.id + "-key", false);
       this.legend.setAttribute("viewBox", `0 0 ${pen.width} ${pen.height}`);
       this.legend.setAttribute("width", pen.width);
@@ -519,6 +525,7 @@
   }
 
   KV.Player = Player; // a lab makes its own
+  KV.waits = waits;
   KV.load = load;
   KV.base = BASE;
 
