@@ -9,7 +9,7 @@
     const columns = width >= 560 ? 4 : 2;
     const wide = (width - 2 - 8 * (columns - 1)) / columns;
     const perRow = columns * size;
-    const [tall, gap] = columns === 4 ? [66, 8] : [54, 6]; // a block's height, and what is below it
+    const [tall, gap] = columns === 4 ? [66, 8] : [56, 4]; // a block's height, and what is below it
     const reading = frame.walk ? frame.walk.seen.map(([slot]) => slot) : [];
     pen.text("view", 0, 13, flat ? "flat view" : "block view", "strong");
     pen.text("shape", flat ? 68 : 80, 13, flat ? `[${count * size}, H_kv, D]` : `[${count}, ${size}, H_kv, D]`, "mono label muted");
@@ -23,8 +23,8 @@
       const [w, h] = flat ? [size * pitch, 26] : [wide, tall];
       pen.rect("block-" + index, x, y, w, h, (owner ? "held " : "free ") + letter);
       if (index === 0) pen.texture("null", x, flat ? y : y + 18, w, flat ? h : tall - 36, "cross");
-      if (!flat) pen.text("name-" + index, x + 8, y + 16, index ? `block ${index}` : "null block", "label " + (owner ? "strong" : "muted"));
-      if (owner && !flat) pen.text("owner-" + index, x + w - 9, y + 16, owner.name, "end strong");
+      if (!flat) pen.text("name-" + index, x + 8, y + (tall < 60 ? 14 : 16), index ? `block ${index}` : "null block", "label " + (owner ? "strong" : "muted"));
+      if (owner && !flat) pen.text("owner-" + index, x + w - 9, y + (tall < 60 ? 14 : 16), owner.name, "end strong");
       const cell = flat ? pitch - 4 : (wide - 12 - 3 * (size - 1)) / size;
       for (let offset = 0; offset < size; offset++) {
         const slot = index * size + offset;
