@@ -31,11 +31,11 @@
         const token = frame.slots[slot];
         const mine = token && owner && token[0] === owner.name;
         const left = flat ? x + 2 + offset * pitch : x + 6 + offset * (cell + 3);
-        const top = flat ? y + 2 : y + tall - 44 + (tall < 60 ? 8 : 0);
+        const top = flat ? y + 2 : y + (tall < 60 ? 18 : 22);
         if (index) pen.rect("cell-" + slot, left, top, cell, 22, (mine ? "cell " : "empty ") + letter);
         if (token) pen.text(`kv-${slot}-${token}`, left + cell / 2, top + 15, token, mine ? "label mid strong" : "label mid muted faded");
         const address = flat ? slot : `${index},${offset}`;
-        pen.text("slot-" + slot, left + cell / 2, flat ? y + 40 : y + tall - 5, address, "small mid muted num");
+        pen.text("slot-" + slot, left + cell / 2, flat ? y + 40 : y + tall - (tall < 60 ? 4 : 7), address, "small mid muted num");
         if (reading.includes(slot)) pen.rect("read-" + slot, left, top, cell, 22, "ring");
         if (frame.wrote.includes(slot)) pen.rect("wrote-" + slot, left, top, cell, 22, "ring");
       }
@@ -81,13 +81,13 @@
     pen.text("sum", x, y + 102, `largest ${walk.best.toFixed(2)} · sum ${walk.sum.toFixed(2)}`, "strong num");
   }
 
-  window.KvPlayer.views.tables = function (pen, frame, scene, frames) {
+  window.KvPlayer.views.tables = function (pen, frame, scene) {
     const side = pen.width >= 560;
     const y = memory(pen, frame, scene) + 10;
     tables(pen, frame, y, pen.width);
     const [x, top] = side ? [300, y] : [0, y + 90];
     if (frame.walk) softmax(pen, frame.walk, frame.slots, x, top, pen.width - x);
-    const room = frames.some((one) => one.walk) ? top + 108 : 0;
+    const room = frame.walk ? top + 108 : 0;
     pen.height = Math.max(room, y + 20 + 33 * frame.tables.length);
   };
 })();
