@@ -108,7 +108,7 @@ class Pool(Lab):
             self.show(said, f"{ALLOCATOR}.alloc_blocks")
             return False
         unused = len(self.requests[name].slot_indices) - length
-        left = f" {plural(unused, 'slot')} of its last block {'is' if unused == 1 else 'are'} unused." if unused else ""
+        left = f" {plural(unused, 'slot')} {'is' if unused == 1 else 'are'} unused." if unused else ""
         self.show(f"{begins} {took}{left}", RESERVE, wrote=wrote)
         return True
 

@@ -9,7 +9,7 @@
     const columns = width >= 560 ? 4 : 2;
     const wide = (width - 2 - 8 * (columns - 1)) / columns;
     const perRow = columns * size;
-    const [tall, gap] = columns === 4 ? [66, 8] : [54, 6]; // a block's height, and what is below it
+    const [tall, gap] = columns === 4 ? [66, 8] : [56, 4]; // a block's height, and what is below it
     const reading = frame.walk ? frame.walk.seen.map(([slot]) => slot) : [];
     pen.text("view", 0, 13, flat ? "flat view" : "block view", "strong");
     pen.text("shape", flat ? 68 : 80, 13, flat ? `[${count * size}, H_kv, D]` : `[${count}, ${size}, H_kv, D]`, "mono label muted");
@@ -23,19 +23,19 @@
       const [w, h] = flat ? [size * pitch, 26] : [wide, tall];
       pen.rect("block-" + index, x, y, w, h, (owner ? "held " : "free ") + letter);
       if (index === 0) pen.texture("null", x, flat ? y : y + 18, w, flat ? h : tall - 36, "cross");
-      if (!flat) pen.text("name-" + index, x + 8, y + 16, index ? `block ${index}` : "null block", "label " + (owner ? "strong" : "muted"));
-      if (owner && !flat) pen.text("owner-" + index, x + w - 9, y + 16, owner.name, "end strong");
+      if (!flat) pen.text("name-" + index, x + 8, y + (tall < 60 ? 14 : 16), index ? `block ${index}` : "null block", "label " + (owner ? "strong" : "muted"));
+      if (owner && !flat) pen.text("owner-" + index, x + w - 9, y + (tall < 60 ? 14 : 16), owner.name, "end strong");
       const cell = flat ? pitch - 4 : (wide - 12 - 3 * (size - 1)) / size;
       for (let offset = 0; offset < size; offset++) {
         const slot = index * size + offset;
         const token = frame.slots[slot];
         const mine = token && owner && token[0] === owner.name;
         const left = flat ? x + 2 + offset * pitch : x + 6 + offset * (cell + 3);
-        const top = flat ? y + 2 : y + tall - 44 + (tall < 60 ? 8 : 0);
+        const top = flat ? y + 2 : y + (tall < 60 ? 18 : 22);
         if (index) pen.rect("cell-" + slot, left, top, cell, 22, (mine ? "cell " : "empty ") + letter);
         if (token) pen.text(`kv-${slot}-${token}`, left + cell / 2, top + 15, token, mine ? "label mid strong" : "label mid muted faded");
         const address = flat ? slot : `${index},${offset}`;
-        pen.text("slot-" + slot, left + cell / 2, flat ? y + 40 : y + tall - 5, address, "small mid muted num");
+        pen.text("slot-" + slot, left + cell / 2, flat ? y + 40 : y + tall - (tall < 60 ? 4 : 7), address, "small mid muted num");
         if (reading.includes(slot)) pen.rect("read-" + slot, left, top, cell, 22, "ring");
         if (frame.wrote.includes(slot)) pen.rect("wrote-" + slot, left, top, cell, 22, "ring");
       }
@@ -81,13 +81,13 @@
     pen.text("sum", x, y + 102, `largest ${walk.best.toFixed(2)} · sum ${walk.sum.toFixed(2)}`, "strong num");
   }
 
-  window.KvPlayer.views.tables = function (pen, frame, scene, frames) {
+  window.KvPlayer.views.tables = function (pen, frame, scene) {
     const side = pen.width >= 560;
     const y = memory(pen, frame, scene) + 10;
     tables(pen, frame, y, pen.width);
     const [x, top] = side ? [300, y] : [0, y + 90];
     if (frame.walk) softmax(pen, frame.walk, frame.slots, x, top, pen.width - x);
-    const room = frames.some((one) => one.walk) ? top + 108 : 0;
+    const room = frame.walk ? top + 108 : 0;
     pen.height = Math.max(room, y + 20 + 33 * frame.tables.length);
   };
 })();

@@ -1,7 +1,7 @@
 // Course machinery. Lesson 5's picture: who computed what in which step, and the tokens and blocks of each.
 (function () {
   "use strict";
-  const ROW = 34;
+  const ROW = 33;
   const UNIT = 6; // a token or a block in the bars below
 
   function cell(pen, key, letter, cell, x, y, wide, high = ROW - 8) {

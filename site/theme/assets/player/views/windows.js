@@ -85,7 +85,7 @@
   }
 
   function tree(pen, frame, top) {
-    const [gap, high, row] = [14, 24, 62];
+    const [gap, high, row] = [14, 24, 60];
     const pitch = Math.min(58, (pen.width - 20 - 4 * gap) / 7);
     let y = top;
     pen.add("circle", "root", 7, top + high / 2, { class: "root", r: 6 });
