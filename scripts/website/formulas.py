@@ -28,7 +28,7 @@ def as_text(tex: str) -> str:
     for mark, tag in (("_", "sub"), ("^", "sup")):
         inner = rf"{re.escape(mark)}(?:{SIMPLE}|(\\[A-Za-z]+|\S))"
         text = re.sub(inner, lambda f, t=tag: f"<{t}>{f[1] or f[2]}</{t}>", text)
-    text = re.sub(r"\\frac" + SIMPLE + SIMPLE, lambda found: f"{grouped(found[1])} / {grouped(found[2])}", text)
+    text = re.sub(r"\\d?frac" + SIMPLE + SIMPLE, lambda found: f"{grouped(found[1])} / {grouped(found[2])}", text)
     text = re.sub(r"\\([A-Za-z]+)", lambda found: SIGNS.get(found[1], found[1] + " "), text)
     return text.replace("{", "(").replace("}", ")")
 
