@@ -230,5 +230,28 @@ def figure_fits(page, figure, screen: tuple[int, int]) -> float:
     return min(1, (screen[1] - (top if is_first else HEADER)) / height)
 
 
+# Scrolled through, each step of a text that follows a trace shows its frame, in a picture that is in sight.
+FOLLOWS = """async share => {
+    const box = document.querySelector(".kv-follow"), found = []; // 48: the site's header
+    if (!box) return found;
+    const painted = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+    box.scrollIntoView();
+    while (!box.follow?.player) await painted();
+    const { steps, player } = box.follow;
+    scrollBy(0, steps[0].getBoundingClientRect().top - box.follow.line - 40);
+    for (let i = 0; i < 3; i++) await painted(); // it begins to listen
+    for (const step of steps) {
+        for (let i = 0; i < 999 && step.getBoundingClientRect().top > box.follow.line - 4; i++) scrollBy(0, 8);
+        await painted();
+        if (player.figure.dataset.index !== step.dataset.frame || !step.matches(".now"))
+            found.push(`frame ${player.figure.dataset.index} beside the text of frame ${step.dataset.frame}`);
+        const picture = player.figure.getBoundingClientRect();
+        if (picture.top < 48 - 1 || picture.bottom > innerHeight || picture.height > share * innerHeight)
+            found.push(`at frame ${step.dataset.frame} the picture is from ${picture.top} to ${picture.bottom}`);
+    }
+    return found;
+}"""
+SHARE = 0.4  # of a phone's height, for the picture
+
 SMALLEST_TEXT = 11  # pixels
 SMALLEST_CONTROL = 36  # for a finger

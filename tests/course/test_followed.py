@@ -7,11 +7,11 @@ again. That scrolling shows the frames is looked at on each page's visit: test_v
 import re
 
 from scripts.traces.followed import CLOSE, sections
-from scripts.website.browser import visiting
+from scripts.website.browser import DESKTOP, PHONE, visiting
 
 import pytest
 
-from tests.course.looks import TWO_FRAMES
+from tests.course.looks import FOLLOWS, SHARE, TWO_FRAMES, show_as
 from tests.course.test_traces import PATHS, TRACES
 
 PAGES = {path.with_name("README.md"): path.parent.name for path in PATHS.values()}
@@ -45,6 +45,14 @@ def test_a_part_whose_frame_has_moved_is_told_what_the_frame_shows_now():
 def test_a_comment_out_of_place_is_an_error(text):
     with pytest.raises(ValueError, match="follow"):
         sections(text)
+
+
+@each_followed
+def test_scrolled_through_each_part_shows_its_frame(name, visit):
+    page = visit(f"{name}/README.md", reduced_motion="reduce")
+    for scheme, width in (("dark", DESKTOP), ("light", PHONE), ("light", 1200), ("light", 320)):
+        show_as(page, scheme, width)
+        assert not page.evaluate(FOLLOWS, 1 if width >= 1200 else SHARE), f"{width} pixels wide"
 
 
 @each_followed

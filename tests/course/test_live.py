@@ -371,7 +371,7 @@ def test_a_lab_is_played_by_hand_and_sent_as_an_address(page_id, site_http, brow
     with visiting(browser, site_http, reduced_motion="reduce") as visitor:
         page = visitor.page
         page.goto(site_http.url(source))
-        before = page.locator("article .kv-figure .kv-say").last.inner_text()
+        before = page.locator("article .kv-figure[data-trace] .kv-say").last.inner_text()
         opened(page, lab)
         assert page.locator("article .kv-figure.kv-live .kv-say").inner_text() != before, (
             "the lab takes the story's place"
@@ -390,7 +390,7 @@ def test_a_lab_is_played_by_hand_and_sent_as_an_address(page_id, site_http, brow
         links = page.locator(".kv-figure.kv-live").evaluate(CODE_LINKS)
         assert links == [linked(code) for _, code in links], "a frame leads to the lines that made it"
         box.get_by_role("button", name="Recorded story").click()
-        links = page.locator("article .kv-figure").last.evaluate(CODE_LINKS)
+        links = page.locator("article .kv-figure[data-trace]").last.evaluate(CODE_LINKS)
         assert links == [linked(code) for _, code in links], "the story, back again, still does"
         found = looked_over(page, EVERY_LOOK) + visitor.complaints
         assert not found, "\n".join(found)

@@ -91,7 +91,8 @@ def test_code_that_cannot_run_in_the_lab_is_told_and_leaves_the_recorded_story(v
     _, source = reference("l2_token_flat", 2)
     broken = source.replace("        cut = len(self.free_blocks) - n\n", "        cut = len(self.free_blocks) - (n\n")
     page = visit("l2_token_flat/README.md", reduced_motion="reduce")
-    story = page.locator("article .kv-figure .kv-say").last.inner_text()
+    said = page.locator("article .kv-figure[data-trace] .kv-say").last
+    story = said.inner_text()
     box = page.locator("#exercise-2-3")
     box.get_by_role("button", name="Write tasks 2 and 3 here").click()
     write(box, broken)
@@ -100,7 +101,7 @@ def test_code_that_cannot_run_in_the_lab_is_told_and_leaves_the_recorded_story(v
     told = page.locator("#lab-pool .kv-live-verdict.bad")
     told.wait_for()
     assert re.search(r"allocator\.py:\d+: SyntaxError: ", told.inner_text())
-    assert page.locator("article .kv-figure .kv-say").last.inner_text() == story, "no empty frame takes its place"
+    assert said.inner_text() == story, "no empty frame takes its place"
     write(box, source.replace("del self.free_blocks[cut:]", "pass"))
     box.get_by_role("button", name="Check").click()
     box.locator(".kv-live-verdict.bad", has_text="Task").wait_for()

@@ -34,31 +34,10 @@ LINKS = """figure => figure.player.trace.frames.map((_, i) => {
     const link = figure.querySelector(".kv-say a");
     return [link.offsetHeight > 0, link.href, link.textContent];
 })"""
-LOW_CONTROLS = """(figure, smallest) => [...figure.querySelectorAll(".kv-bar :is(button, input):not([hidden]), .kv-ask")]
+LOW_CONTROLS = """(figure, smallest) => [...figure
+    .querySelectorAll(".kv-bar :is(button, input):not([hidden]), .kv-ask")]
     .filter(control => control.getBoundingClientRect().height < smallest)
     .map(control => "too low: " + control.outerHTML)"""
-# Scrolled through, each step of a text that follows a trace shows its frame, in a picture that is in sight.
-FOLLOWS = """async ([head, share]) => {
-    const box = document.querySelector(".kv-follow"), found = [];
-    if (!box) return found;
-    const painted = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
-    box.scrollIntoView();
-    while (!box.follow?.player) await painted();
-    const { steps, player } = box.follow;
-    scrollBy(0, steps[0].getBoundingClientRect().top - box.follow.line - 40);
-    for (let i = 0; i < 3; i++) await painted(); // it begins to listen
-    for (const step of steps) {
-        for (let i = 0; i < 999 && step.getBoundingClientRect().top > box.follow.line - 4; i++) scrollBy(0, 8);
-        await painted();
-        if (player.figure.dataset.index !== step.dataset.frame || !step.matches(".now"))
-            found.push(`frame ${player.figure.dataset.index} beside the text of frame ${step.dataset.frame}`);
-        const picture = player.figure.getBoundingClientRect();
-        if (picture.top < head - 1 || picture.bottom > innerHeight || picture.height > share * innerHeight)
-            found.push(`at frame ${step.dataset.frame} the picture is from ${picture.top} to ${picture.bottom}`);
-    }
-    return found;
-}"""
-HEADER = 48  # pixels
 WALK = "how-the-pieces-fit.md"
 MOVES = ".kv-strip + p + *, h1 + p + *"  # what a lesson has under its title
 
@@ -94,11 +73,11 @@ def test_a_page_and_its_players_are_whole(source, tab, site_http):
         found += on_a_laptop(page, source) if is_wide else on_a_phone(page)
         found += page.evaluate(looks.STICKS_OUT) + page.evaluate(looks.STOPS_WITHOUT_A_BOX)
         if is_wide == was_wide:
+            found += page.evaluate(looks.FOLLOWS, 1 if is_wide else looks.SHARE)
             place = {} if source in COLOURFUL else {"place": ".md-content"}
             found += page.evaluate(looks.RUN_AXE, looks.STRUCTURE | place)
         if source in COLOURFUL:
             found += page.evaluate(looks.RUN_AXE, looks.CONTRAST)
-        found += page.evaluate(FOLLOWS, [HEADER, 1 if is_wide else 0.4])
         for player in shown:
             found += player.figure.evaluate(looks.MISFITS, looks.SMALLEST_TEXT)
             found += player.figure.evaluate(LOW_CONTROLS, looks.SMALLEST_CONTROL)

@@ -8,8 +8,9 @@
   const HEADER = 48; // of the site, in pixels
   const WIDTHS = [720, 600, 500, 400, 330]; // views change their layout between them
   const READ = 0.35; // of the window's height: where a reader reads beside the picture
-  const HIGHEST = 0.64; // of the picture, so that all of it is in sight while the first step is read
+  const HIGHEST = 0.63; // of the picture, so that all of it is in sight while the first step is read
   const SINKS = 400; // pixels before its end
+  const TALLER = 1.12; // how much larger a layout must be drawn to be taken if it is also higher
   const PAPER = 600; // a still's width
   const wide = window.matchMedia("(min-width: 1200px)");
 
@@ -37,7 +38,7 @@
       if (!this.figure.isConnected || room < 1 || limit < 1) return;
       const widths = [...WIDTHS.filter((width) => width > room), Math.floor(room), ...WIDTHS.filter((width) => width < room)];
       const sizes = widths.map((width) => [Math.min(room / width, limit / this.highest(width), 1), width]);
-      [this.scale, this.width] = sizes.reduce((best, size) => (size[0] > best[0] + 0.02 ? size : best));
+      [this.scale, this.width] = sizes.reduce((best, size) => (size[0] > best[0] * TALLER ? size : best));
       this.high = this.highest(this.width);
       this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.high}`);
       this.svg.setAttribute("width", Math.floor(this.width * this.scale));
@@ -102,8 +103,9 @@
       const bottom = this.beside.offsetHeight + HEADER;
       if (!wide.matches) return bottom + 0.3 * (window.innerHeight - bottom);
       const line = HEADER + READ * (window.innerHeight - HEADER);
-      const left = this.box.getBoundingClientRect().bottom - bottom - 24;
-      return line + Math.max(0, bottom - line) * (1 - Math.min(1, Math.max(0, left / SINKS)));
+      const sinks = Math.min(SINKS, Math.max(1, this.box.offsetHeight - this.beside.offsetHeight));
+      const left = Math.min(sinks, Math.max(0, this.box.getBoundingClientRect().bottom - bottom - 24));
+      return line + Math.max(0, bottom - line) * (1 - left / sinks);
     }
 
     // What is read now is shown, once: a step that was chosen otherwise stays until another one is read.
