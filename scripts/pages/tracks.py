@@ -38,7 +38,7 @@ def minutes(lesson: Lesson) -> str:
 
 
 def link(lesson: Lesson) -> str:
-    return f"{{{{ '{lesson.id}/' | url }}}}"
+    return f"{{{{ ('{lesson.id}/' ~ index) | url }}}}"
 
 
 def stop(lesson: Lesson, told: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-/* The page of ten minutes: what a chat's prompts cost when tokens found in a cache are cheaper. */
+/* The page of ten minutes: what a chat's prompts cost when cached tokens are cheaper. */
 (function () {
   "use strict";
   const number = (value, digits = 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
@@ -41,12 +41,12 @@
         { key: "messages", label: "messages a chat", value: 20, slide: 1, min: 2, max: 60, show: (value) => `${value}` },
         { key: "chats", label: "chats", value: 1000, min: 1 },
         { key: "price", label: "$ for a million tokens", value: 5, min: 0.01, step: "any" },
-        { key: "share", label: "a found token", value: 10, slide: 1, min: 0, max: 100, show: (value) => `${value} %` },
+        { key: "share", label: "a cached token", value: 10, slide: 1, min: 0, max: 100, show: (value) => `${value} %` },
       ],
       work,
       say: ({ sent, found, without, cached, second }) => [
         ["prompt tokens sent", number(sent)],
-        ["of them saved", `${number(found)} (${Math.round((100 * found) / sent)} %)`],
+        ["of them cached", `${number(found)} (${Math.round((100 * found) / sent)} %)`],
         ["a second message costs", `${number(100 * second)} % of its price without a cache`],
         ["the bill for prompts", `${dollars(without)} → ${dollars(cached)}`],
       ],

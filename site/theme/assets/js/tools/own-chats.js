@@ -70,12 +70,13 @@
       return y;
     }
     put(root);
-    return `<svg class="kv-tree" viewBox="0 0 ${wide} ${22 + (cell + ROW) * rows - 8}" aria-hidden="true">${shapes.join("")}</svg>`;
+    const key = `<p>A square is a block of ${SIZE} tokens in the colour of the request that computed it; a dot, a request that found it.</p>`;
+    return `${key}<svg class="kv-tree" viewBox="0 0 ${wide} ${22 + (cell + ROW) * rows - 8}" aria-hidden="true">${shapes.join("")}</svg>`;
   }
 
   window.KvTools = Object.assign(window.KvTools || {}, {
     "own-chats": {
-      title: "Your own chats",
+      title: "Type chats of your own",
       fields: [
         { key: "system", label: "system prompt", value: "You are a helpful assistant.", text: 60 },
         { key: "first", label: "A asks", value: "What is the capital of France?", text: 60 },
