@@ -50,19 +50,16 @@ def write_results(results: Mapping[str, str]) -> None:
     RESULTS.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
 
 
-def models_table(results: Mapping[str, str]) -> str:
-    """Return the table of models: what each is, and how many of its cells are equal."""
-    lines = ["| model | what it is | cells with the expected tokens |", "| --- | --- | ---: |"]
-    for model in MODELS:
-        found = [results.get(cell.key) for cell in cells() if cell.model == model]
-        lines.append(f"| {model} | {WHAT[model]} | {found.count(EQUAL)} of {len(found)} |")
-    return "\n".join(lines)
+def models_table() -> str:
+    """Return the table of models: what each is."""
+    lines = ["| model | what it is |", "| --- | --- |"]
+    return "\n".join(lines + [f"| {model} | {WHAT[model]} |" for model in MODELS])
 
 
 def table(results: Mapping[str, str], notes: dict[str, str]) -> str:
     """Return the table of features, for all models. notes: reason to letter; new reasons are added."""
     head = " | ".join(str(number) for number in range(1, len(FEATURES) + 1))
-    lines = [f"| in all models | {head} |", f"| --- |{' :-: |' * len(FEATURES)}"]
+    lines = [f"| feature | {head} |", f"| --- |{' :-: |' * len(FEATURES)}"]
     for row, feature in enumerate(FEATURES):
         marks = [mark(results, notes, row, column) for column in range(len(FEATURES))]
         lines.append(f"| {row + 1} [{feature.name}]({feature.lesson}/README.md) | {' | '.join(marks)} |")
@@ -88,8 +85,12 @@ def page_text(page: str, results: Mapping[str, str]) -> str:
     grid = table(results, notes)
     reasons = "\n".join(f"- **{letter}**: {reason}." for reason, letter in notes.items())
     num_equal = sum(result == EQUAL for result in results.values())
-    counts = f"{num_equal} of {len(results)} cells give the expected tokens; {len(results) - num_equal} are refused."
-    return fill(page, "matrix", "\n\n".join(filter(None, (models_table(results), counts, grid, reasons))))
+    counts = (
+        f"Each mark stands for all {len(MODELS)} models below, unless a letter says otherwise: "
+        f"{num_equal} of {len(results)} cells give the expected tokens; {len(results) - num_equal} are refused."
+    )
+    grid = f'<div class="kv-grid" markdown="1">\n\n{grid}\n\n</div>'
+    return fill(page, "matrix", "\n\n".join(filter(None, (grid, counts, reasons, models_table()))))
 
 
 def result_of(cell: Cell, device: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Course machinery. What an open page is asked in its own language: how much it moved while it loaded.
+"""Course machinery. What an open page is asked in its own language: how much it moved, how much of a figure is seen.
 
 JavaScript for Playwright's `evaluate`, shared by the tests and by `scripts.website.measure`.
 """
@@ -18,3 +18,25 @@ SHIFTS = """() => new Promise(done => {
     }, 50);
 })"""
 MOST_SHIFTED = 0.05
+
+# The share, in percent, of the least visible player. opens: one in the upper half of the first screen is
+# judged there; all others are scrolled to below the header. isWidthOnly: only what is cut at the sides counts.
+VISIBLE = """async ({opens, isWidthOnly}) => {
+    const settled = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+    const header = document.querySelector(".md-header")?.offsetHeight ?? 0;
+    const shares = [];
+    scrollTo(0, 0);
+    await settled();
+    for (const figure of document.querySelectorAll("figure.kv-figure")) {
+        if (!figure.getClientRects().length) continue; // folded
+        const isFirst = opens && !shares.length && figure.getBoundingClientRect().top < innerHeight / 2;
+        scrollTo(0, isFirst ? 0 : scrollY + figure.getBoundingClientRect().top - header);
+        await settled();
+        const box = figure.getBoundingClientRect();
+        const wide = Math.max(box.width, figure.scrollWidth);
+        const across = Math.max(0, Math.min(innerWidth, box.left + wide) - Math.max(0, box.left)) / wide;
+        const down = Math.max(0, Math.min(innerHeight, box.bottom) - Math.max(header, box.top)) / box.height;
+        shares.push(isWidthOnly ? across : across * Math.min(1, down + 2 / box.height)); // a border may be cut
+    }
+    return shares.length ? Math.floor(100 * Math.min(1, ...shares) + 1e-6) : null;
+}"""

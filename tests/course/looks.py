@@ -59,6 +59,11 @@ CUT = """() => [...document.querySelectorAll(".md-content pre > code")]
     .filter(code => code.scrollWidth > code.clientWidth + 1)
     .map(code => `${code.scrollWidth - code.clientWidth} pixels of code are cut: ${code.textContent.slice(0, 60)}`)"""
 
+CUT_OUTPUT = """() => [...document.querySelectorAll(".md-content .kv-flows")].flatMap(line => {
+    const room = line.closest("code").clientWidth, wide = line.scrollWidth;
+    return wide > room + 1 ? [`a line of output is cut: ${line.textContent.slice(0, 60)}`] : [];
+})"""
+
 EMPTY_FIELDS = """() => [...document.querySelectorAll("td[data-label]")]
     .filter(cell => cell.getClientRects().length && !cell.textContent.trim() && !cell.querySelector("img, svg"))
     .map(cell => `a card has an empty field: ${cell.dataset.label}`)"""

@@ -105,8 +105,10 @@ def on_a_laptop(page, source: str) -> list[str]:
 
 
 def on_a_phone(page) -> list[str]:
-    """Return which tables are cut or, shown as cards, have fields without a value."""
-    return page.evaluate(looks.CUT_TABLES) + page.evaluate(looks.EMPTY_FIELDS)
+    """Return which tables and lines of output are cut, and which cards have fields without a value."""
+    return [
+        text for script in (looks.CUT_TABLES, looks.CUT_OUTPUT, looks.EMPTY_FIELDS) for text in page.evaluate(script)
+    ]
 
 
 def cut_off(page, shown: Shown) -> list[str]:

@@ -11,7 +11,7 @@
   class Plain {
     constructor({ label, text, changed, check }) {
       Object.assign(this, { changed, check });
-      this.node = element("textarea", { "aria-label": label, rows: "22", spellcheck: "false", autocapitalize: "off", autocomplete: "off", wrap: "off" });
+      this.node = element("textarea", { "aria-label": label, rows: "22", spellcheck: "false", autocapitalize: "off", autocomplete: "off" });
       this.node.value = text;
       this.node.addEventListener("input", () => changed());
       this.node.addEventListener("keydown", (event) => this.press(event));
@@ -34,7 +34,6 @@
       this.node.focus({ preventScroll: true });
       this.node.setSelectionRange(from, from);
       this.node.scrollTop = Math.max(0, line - 3) * parseFloat(getComputedStyle(this.node).lineHeight);
-      this.node.scrollLeft = 0;
     }
 
     mark() {} // a text area cannot
@@ -76,7 +75,7 @@
       const { EditorView: View, keymap, ...code } = this.code;
       const checking = { key: "Mod-Enter", run: () => (check(), true) };
       return [
-        code.lineNumbers(), code.history(), code.drawSelection(), code.highlightActiveLine(),
+        code.lineNumbers(), View.lineWrapping, code.history(), code.drawSelection(), code.highlightActiveLine(),
         code.bracketMatching(), code.indentOnInput(), code.indentUnit.of(INDENT), code.EditorState.tabSize.of(4),
         code.pythonLanguage, code.syntaxHighlighting(code.classHighlighter), this.marks(),
         keymap.of([checking, code.indentWithTab, ...code.defaultKeymap, ...code.historyKeymap]),

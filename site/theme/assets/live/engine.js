@@ -122,6 +122,17 @@
     return box;
   }
 
+  // Let a button that needs Python say what a press loads, how far that is, and nothing once it is there.
+  function announce(button, words, sizes) {
+    const tell = (bytes) => {
+      const part = Math.min(99, Math.floor((100 * bytes) / 1e6 / sizes.lab_unpacked));
+      if (engine.isReady) button.textContent = words;
+      else button.textContent = bytes ? `${words} (loading Python, ${part} %)` : `${words} (loads Python, ${sizes.lab} MB)`;
+    };
+    engine.watchers.add(tell);
+    tell(null);
+  }
+
   // An error in words, with a button if what failed can be tried again.
   function trouble(error, again) {
     return error.again ? [error.message, " ", element("button", { type: "button", class: "kv-live-again", onclick: again }, "Try again")] : [error.message];
@@ -161,5 +172,6 @@
     },
   };
 
-  window.KvLive = { copied, engine: new Engine(), element, meter, obstacle, store, trouble };
+  const engine = new Engine();
+  window.KvLive = { announce, copied, engine, element, meter, obstacle, store, trouble };
 })();

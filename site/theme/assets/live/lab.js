@@ -3,7 +3,7 @@
 // The recorded story above it stays until the first run. The scenario is in the address, so that it can be sent.
 (function () {
   "use strict";
-  const { copied, engine, element, meter, obstacle, store, trouble } = window.KvLive;
+  const { announce, copied, engine, element, meter, obstacle, store, trouble } = window.KvLive;
   const [MOST_EVENTS, MOST_TEXT] = [200, 160]; // as scripts/live/labs/events.py, which checks what is inside them
 
   class Lab {
@@ -74,6 +74,7 @@
       this.go = element("button", { type: "button", class: "kv-live-go", onclick: () => this.open() }, opened ? "Run this scenario" : this.about.invites);
       const price = reason || `Runs the lesson's own Python in this page: ${this.about.sizes.lab} MB, once. Nothing leaves your browser.`;
       if (reason) this.go.disabled = true;
+      else announce(this.go, this.go.textContent, this.about.sizes);
       this.first = element("p", { class: "kv-live-first" }, this.go, element("span", {}, price));
       this.box.replaceChildren(this.first);
     }

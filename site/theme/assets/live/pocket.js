@@ -112,7 +112,10 @@
       this.loaded[part] = bytes;
       const whole = { python: this.about.sizes.lab_unpacked, model: this.about.sizes.model_unpacked };
       const sum = Object.entries(this.loaded).reduce((total, [name, got]) => total + (got ?? whole[name] * 1e6), 0);
-      this.tellLoaded(!this.isBusy || (this.runner && this.loaded.python === null) ? null : sum);
+      const isLoading = this.isBusy && !(this.runner && this.loaded.python === null);
+      this.tellLoaded(isLoading ? sum : null);
+      const share = Math.min(99, Math.floor((100 * sum) / 1e6 / (Number(whole.python) + Number(whole.model))));
+      if (this.isBusy) this.goButton.textContent = isLoading ? `Loading … ${share} %` : "Continue it";
     }
 
     // ---- running ----
