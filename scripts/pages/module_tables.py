@@ -51,7 +51,7 @@ def module_tables(modules: dict[str, Module]) -> str:
 
 def summary(package: str, count: int, lessons: list[int]) -> str:
     """Return "kv/: 33 modules, lessons 1, 2, 3"."""
-    name = f"<code>{package}</code>" if package else "In no package"
+    name = f"<code>{package or 'mini_engine/'}</code>"
     taught = f", lesson{'s' * (len(lessons) > 1)} {', '.join(map(str, lessons))}" if lessons else ""
     return f"{name}: {count} module{'s' * (count > 1)}{taught}"
 

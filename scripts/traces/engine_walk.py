@@ -22,15 +22,15 @@ PROMPTS = {
     "C": "The capital of France is Paris. The capital of Japan is Tokyo. The capital of Italy is",
 }
 PARAMS = SamplingParams(temperature=0, max_tokens=8, stop=["."], include_stop_str_in_output=True, logprobs=3)
-STATIONS = (  # name, title, number of its lesson, the trace that is played inside
-    ("server", "Server", 7, "l7_server/mailboxes.trace.js"),
-    ("tokenizer", "Tokenizer", 6, "l6_text/bytes.trace.js"),
-    ("scheduler", "Scheduler", 5, "l5_scheduler/batch.trace.js"),
-    ("tree", "Prefix tree", 8, "l8_radix/tree.trace.js"),
-    ("tables", "Block tables", 2, "l2_token_flat/pool.trace.js"),
-    ("model", "Model", 3, "l3_block_tensor/walk.trace.js"),
-    ("sampler", "Sampler", 4, "l4_sampler/logits.trace.js"),
-    ("detokenizer", "Detokenizer", 6, "l6_text/bytes.trace.js"),
+STATIONS = (  # name, title, what it does, number of its lesson, the trace that is played inside
+    ("server", "Server", "texts in, text out", 7, "l7_server/mailboxes.trace.js"),
+    ("tokenizer", "Tokenizer", "text to token ids", 6, "l6_text/bytes.trace.js"),
+    ("scheduler", "Scheduler", "what runs in a step", 5, "l5_scheduler/batch.trace.js"),
+    ("tree", "Prefix tree", "what is known already", 8, "l8_radix/tree.trace.js"),
+    ("tables", "Block tables", "which blocks, in order", 2, "l2_token_flat/pool.trace.js"),
+    ("model", "Model", "tokens to K, V, logits", 3, "l3_block_tensor/walk.trace.js"),
+    ("sampler", "Sampler", "logits to a token", 4, "l4_sampler/logits.trace.js"),
+    ("detokenizer", "Detokenizer", "tokens to text", 6, "l6_text/bytes.trace.js"),
 )
 ENCODE, PUSH = "mini_engine/text/tokenizer.py::Tokenizer.encode", "mini_engine/text/detokenizer.py::Detokenizer.push"
 ENGINE, SCHEDULER = "mini_engine/engine/engine.py::Engine", "mini_engine/engine/scheduler.py::Scheduler"
@@ -50,7 +50,9 @@ class EngineWalk(Tape):
     engine: Engine
 
     def __init__(self) -> None:
-        stations = [dict(zip(("name", "title", "lesson", "trace"), station, strict=True)) for station in STATIONS]
+        stations = [
+            dict(zip(("name", "title", "says", "lesson", "trace"), station, strict=True)) for station in STATIONS
+        ]
         scene = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "stations": stations, "requests": {}}
         super().__init__(
             "engine", "how-the-pieces-fit/engine.trace.js", "engine", "One engine, from text to text", 15, **scene

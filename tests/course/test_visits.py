@@ -145,7 +145,7 @@ def enters_its_stations(page, shown: Shown) -> None:
     for link, station in zip(links.all(), stations, strict=True):
         link.press("Enter")
         assert TRACES[inside.get_attribute("data-trace")]["file"] == station["trace"]
-        lesson = page.locator("dialog a", has_text="Open the lesson")
+        lesson = page.locator("dialog a", has_text="Open lesson")
         assert lesson.get_attribute("href") == link.evaluate("link => link.href")
         page.keyboard.press("Escape")
         inside.wait_for(state="detached")

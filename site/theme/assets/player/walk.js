@@ -15,7 +15,7 @@
 
   const close = element("button", { type: "button", textContent: "✕", ariaLabel: "Back to the engine" });
   const title = element("h2", { id: "kv-inside-title" });
-  const lesson = element("a", { textContent: "Open the lesson" });
+  const lesson = element("a", {});
   const room = element("div", {});
   const dialog = element("dialog", { className: "kv-inside" }, element("header", {}, title, lesson, close), room);
   dialog.setAttribute("aria-labelledby", title.id);
@@ -30,7 +30,8 @@
     await KV.load(folder(link) + file);
     const trace = Object.values(window.KV_TRACES).find((one) => one.file === station.trace);
     if (!KV.views[trace.kind]) await KV.load(`${KV.base}views/${trace.kind}.js`);
-    title.textContent = `${station.title}: ${trace.title}`;
+    title.textContent = station.title;
+    lesson.textContent = `Open lesson ${station.lesson}`;
     lesson.href = link.href;
     const place = element("a", { href: folder(link) + file });
     room.replaceChildren(element("p", {}, place));

@@ -2,6 +2,7 @@
 (function () {
   "use strict";
   const LETTER = 5.9; // about a letter's width at 11px
+  const FEW = 6; // tokens in the tokenizer that are written out
 
   const clip = (text, room) => {
     const most = Math.floor(room / LETTER);
@@ -93,12 +94,12 @@
       if (!last || (last.where === "new" && frame.at === "server")) return;
       const { ids } = scene.requests[last.name];
       const isHere = frame.at === "tokenizer";
-      const room = isHere ? high - 22 : high;
+      const down = isHere ? (ids.length <= FEW && high > 60 ? 44 : 22) : 0; // below the tokens
       lines(ids.join(" "), wide * 0.9, 99)
-        .slice(0, Math.max(1, Math.floor(room / 14)))
+        .slice(0, Math.max(1, Math.floor((high - down) / 14)))
         .forEach((row, i, all) => {
-          const more = i === all.length - 1 && ids.length > 6 && !row.endsWith(String(ids[ids.length - 1]));
-          pen.text("ids-" + i, x, y + (isHere ? 32 : 10) + 14 * i, row.trimEnd() + (more ? " …" : ""), "small mono num" + (isHere ? "" : " muted"));
+          const more = i === all.length - 1 && !row.endsWith(String(ids[ids.length - 1]));
+          pen.text("ids-" + i, x, y + down + 10 + 14 * i, row.trimEnd() + (more ? " …" : ""), "small mono num" + (isHere ? "" : " muted"));
         });
     },
 
@@ -175,91 +176,112 @@
 
   const holdersOf = (frame, block) => Object.keys(frame.tables).filter((name) => frame.tables[name].includes(block));
 
-  function station(pen, frame, scene, card) {
-    const { name, title, lesson, x, y, wide, high, head, row } = card;
+  function station(pen, frame, { name, title, lesson, x, y, wide, high }) {
     const isHere = frame.at === name;
     pen.rect("card-" + name, x, y, wide, high, isHere ? "cell" : "plain");
-    if (isHere) pen.rect("here", x, y, wide, high, "ring");
     pen.text("title-" + name, x + 10, y + 17, title, "label strong");
     const words = title.length * 6.6 + 48 < wide - 18 ? "lesson " + lesson : lesson;
     pen.text("lesson-" + name, x + wide - 9, y + 17, words, "small end " + (isHere ? "accent" : "muted"));
+  }
+
+  function inside(pen, frame, scene, { name, says, x, y, wide, high, head, row }) {
+    const count = pen.shapes.length;
     INSIDE[name](pen, { frame, scene, inside: { x: x + 10, y: y + head, wide: wide - 20, high: high - head - 2, row } });
+    if (pen.shapes.length === count && frame.at !== name) pen.text("says-" + name, x + 10, y + head + 10, says, "small muted");
+    if (frame.at === name) pen.rect("here", x, y, wide, high, "ring");
   }
 
   // ---- the pool, and the tokens ------------------------------------------------------------------------------
 
-  function pool(pen, frame, before, scene, { isWide, block, slot, wide, slotHigh }) {
-    const known = new Set(Object.values((before || frame).tables).flat());
+  function pool(pen, frame, scene, { isWide, block, slot, wide }) {
     if (isWide) pen.text("pool", block(1).x + 1, block(1).y - 6, `The pool: K and V of ${scene.block_size} tokens in each block`, "small muted");
     for (let number = 1; number < scene.num_blocks; number++) {
       const [{ x, y }, holders] = [block(number), holdersOf(frame, number)];
       const state = holders.length ? holders.join(", ") : frame.tree.includes(number) ? "cached" : "free";
       pen.text(`block-${number}`, x + 1, y + 11, number, "small strong num");
       pen.text(`block-${number}-state`, x + wide - 3, y + 11, state, "small end" + (holders.length ? " strong" : " muted"));
-      const style = holders.length === 1 ? said(holders[0]) : "";
+      const style = state === "free" ? "free" : "empty " + (holders.length === 1 ? said(holders[0]) : "");
       for (let i = 0; i < scene.block_size; i++) {
         const spot = slot(number * scene.block_size + i);
-        pen.rect(`slot-${number}-${i}`, spot.x, spot.y, spot.wide, spot.high, state === "free" ? "free" : "empty " + style);
+        pen.rect(`slot-${number}-${i}`, spot.x, spot.y, spot.wide, spot.high, style);
       }
-      const found = frame.at === "tree" && frame.about.some((name) => (frame.requests.find((one) => one.name === name) || {}).answer?.length === 0 && (frame.tables[name] || []).includes(number));
-      const isNew = frame.at === "tables" && !known.has(number) && holders.length;
-      if (found || isNew) pen.rect("block-ring-" + number, x - 3, y + 13, wide + 4, slotHigh + 6, "ring");
     }
   }
 
-  function token(pen, key, name, words, spot, style) {
-    pen.rect(key, spot.x, spot.y, spot.wide, spot.high, style || "held " + said(name));
-    if (spot.wide > 15) pen.text(key, spot.x + spot.wide / 2, spot.y + spot.high / 2 + 4, clip(words.trim(), spot.wide + (spot.wide < 32 ? 3 : 6)), "small mid");
-  }
-
-  function written(pen, frame, before, scene, { slot }) {
-    const isNew = !before || frame.writes.join() !== before.writes.join();
-    for (const [index, name, position] of frame.slots) {
-      const number = Math.floor(index / scene.block_size);
-      const holders = holdersOf(frame, number);
-      const style = holders.length > 1 ? "both" : holders.length ? "held " + said(holders[0]) : "plain";
-      token(pen, `token-${name}-${position}`, name, textOf(frame, scene, name, position), slot(index), style);
-      if (isNew && frame.writes.includes(index)) pen.rect("write-" + index, slot(index).x, slot(index).y, slot(index).wide, slot(index).high, "ring");
+  // What has just changed: blocks that were found or handed out, slots that were written.
+  function rings(pen, frame, before, scene, { block, slot, wide, slotHigh }) {
+    const known = new Set(Object.values((before || frame).tables).flat());
+    const asks = frame.at === "tree" && frame.requests.find(({ name, answer }) => name === frame.about[0] && !answer.length);
+    for (let number = 1; number < scene.num_blocks; number++) {
+      const isFound = asks && (frame.tables[asks.name] || []).includes(number);
+      const isNew = frame.at === "tables" && !known.has(number) && holdersOf(frame, number).length;
+      if (isFound || isNew) pen.rect("block-ring-" + number, block(number).x - 3, block(number).y + 13, wide + 4, slotHigh + 6, "ring");
     }
+    if (before && frame.writes.join() === before.writes.join()) return;
+    for (const index of frame.writes) pen.rect("write-" + index, slot(index).x, slot(index).y, slot(index).wide, slot(index).high, "ring");
   }
 
-  const textOf = (frame, scene, name, position) => {
-    const { words } = scene.requests[name];
-    const request = frame.requests.find((one) => one.name === name);
-    return [...words, ...request.answer][position] ?? "";
-  };
+  // from: the card that it comes out of, if it is new.
+  function token(pen, key, word, spot, style, from) {
+    const more = { from: [from.x + from.wide / 2, from.y + from.high / 2] };
+    const words = spot.wide > 15 ? clip(word.trim(), spot.wide + (spot.wide < 32 ? 3 : 6)) : "";
+    pen.rect(key, spot.x, spot.y, spot.wide, spot.high, style, more);
+    pen.text(key, spot.x + spot.wide / 2, spot.y + spot.high / 2 + 4, words, "small mid", more);
+  }
 
-  // Tokens without K and V: in the tokenizer, in the queue, or just sampled.
-  function onTheWay(pen, frame, scene, { cards }) {
-    const done = new Set(frame.slots.map(([, name, position]) => `${name}-${position}`));
-    frame.requests.forEach((request) => {
+  // Where a token without K and V is: in the tokenizer, in the queue, or just sampled. i of count: its place there.
+  function onTheWay(frame, { cards, isWide }, { name, where }, i, count, isSampled) {
+    if (isSampled && frame.at === "detokenizer") {
+      const { x, y, wide, head, row } = cards.detokenizer;
+      return { x: x + wide - 48, y: y + head - 2 + row * Object.keys(frame.pieces).indexOf(name), wide: 38, high: 18 };
+    }
+    const isNew = where === "new";
+    const { x, y, wide, head, row } = isNew ? cards.tokenizer : cards.scheduler;
+    const line = isNew ? 0 : queued(frame).findIndex((one) => one.name === name);
+    const [left, room, most] = isNew ? [10, wide - 20, 44] : [64, wide - 72, 34];
+    const perRow = isNew && isWide && count <= FEW ? Math.ceil(FEW / 2) : count;
+    const pitch = Math.min(most, room / perRow);
+    const top = y + head - 2 + row * line + 22 * Math.floor(i / perRow);
+    return { x: x + left + (i % perRow) * pitch, y: top, wide: pitch - 2, high: isNew ? 18 : 16 };
+  }
+
+  // Each token once, always in this order, so that it moves from place to place.
+  function tokens(pen, frame, scene, places) {
+    const slots = new Map(frame.slots.map(([index, name, position]) => [`${name}-${position}`, index]));
+    for (const request of frame.requests) {
       const { name, where, found, answer } = request;
-      const { words } = scene.requests[name];
-      const all = [...words, ...answer].map((word, position) => [word, position]);
-      const open = where === "ended" ? [] : all.filter(([, position]) => position >= found && !done.has(`${name}-${position}`));
-      if (where === "new" && frame.at === "server") return;
-      const card = where === "new" ? cards.tokenizer : cards.scheduler;
-      const [left, room, high] = where === "new" ? [card.x + 10, card.wide - 20, 18] : [card.x + 64, card.wide - 72, 16];
-      const pitch = Math.min(where === "new" ? 40 : 34, room / Math.max(1, open.length));
-      open.forEach(([word, position], i) => {
-        if (frame.at === "detokenizer" && position === all.length - 1 && answer.length) {
-          const spot = { x: cards.detokenizer.x + cards.detokenizer.wide - 48, wide: 38, high: 18 };
-          return token(pen, `token-${name}-${position}`, name, word, { ...spot, y: cards.detokenizer.y + cards.detokenizer.head - 2 + cards.detokenizer.row * Object.keys(frame.pieces).indexOf(name) });
-        }
-        const y = card.y + card.head - 2 + (where === "new" ? 0 : card.row * queued(frame).indexOf(request));
-        token(pen, `token-${name}-${position}`, name, word, { x: left + i * pitch, y, wide: pitch - 2, high });
+      const all = [...scene.requests[name].words, ...answer];
+      const isOpen = (_, position) => position >= found && !slots.has(`${name}-${position}`);
+      const count = all.filter(isOpen).length;
+      const first = all.length - count; // what has no K and V yet is at the end
+      const isGone = where === "ended" || (where === "new" && frame.at === "server");
+      all.forEach((word, position) => {
+        const index = slots.get(`${name}-${position}`);
+        if (index === undefined && (isGone || position < found)) return;
+        const holders = index === undefined ? [name] : holdersOf(frame, Math.floor(index / scene.block_size));
+        const style = holders.length > 1 ? "both" : holders.length ? "held " + said(holders[0]) : "plain";
+        const isSampled = answer.length > 0 && position === all.length - 1;
+        const spot = index === undefined ? onTheWay(frame, places, request, position - first, count, isSampled) : places.slot(index);
+        const from = position < scene.requests[name].words.length ? places.cards.server : places.cards.sampler;
+        token(pen, `token-${name}-${position}`, word, spot, style, from);
       });
-    });
+    }
   }
 
+  // What stays comes first: a shape that goes would stop those behind it from moving.
   window.KvPlayer.views.engine = function (pen, frame, scene, frames, index) {
     const [before, places] = [frames[index - 1], plan(pen, scene)];
+    const cards = Object.values(places.cards);
     ways(pen, frame, before, scene, places);
-    pool(pen, frame, before, scene, places);
-    Object.values(places.cards).forEach((card) => station(pen, frame, scene, card));
-    written(pen, frame, before, scene, places);
-    onTheWay(pen, frame, scene, places);
-    Object.values(places.cards).forEach(({ name, x, y, wide, high }) => pen.rect("door-" + name, x, y, wide, high, "door at-" + name));
+    pool(pen, frame, scene, places);
+    cards.forEach((card) => station(pen, frame, card));
+    tokens(pen, frame, scene, places);
+    rings(pen, frame, before, scene, places);
+    cards.forEach((card) => inside(pen, frame, scene, card));
+    for (const { name, x, y, wide, high } of cards) {
+      const attrs = { class: "door at-" + name, width: wide, height: high, rx: 4, fill: "none", "pointer-events": "all" };
+      pen.add("rect", "door-" + name, x, y, attrs);
+    }
     pen.height = places.height;
   };
 })();
