@@ -123,3 +123,8 @@ def test_a_page_s_verdict_is_the_terminal_s(lesson, task, page_python, tmp_path)
             assert found["tests"]["passed"] > found["tests"]["skipped"], "most of its tests must run in the page"
             assert found["seconds"] < SLOWEST, f"a right answer takes {found['seconds']} s"
     assert not wrong, "\n".join(wrong)
+
+
+def test_most_tasks_can_be_written_in_the_page():
+    written = sum(len(group) for groups in GROUPS.values() for group in groups)
+    assert written >= 60, f"{written} tasks have an editor in their lesson's page; 60 must have one"

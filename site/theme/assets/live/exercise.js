@@ -35,7 +35,8 @@
       const which = counted("task", tasks.map((task) => task.number));
       const go = element("button", { type: "button", class: "kv-live-go", onclick: () => this.open(), disabled: !!reason }, goesOn ? `Go on with ${which}` : `Write ${which} here`);
       const price = reason || `Nothing to install: the lesson's own tests run in this page (${(Number(sizes.lab) + Number(sizes.check)).toFixed(1)} MB, once).`;
-      this.first = element("p", { class: "kv-live-first" }, go, element("span", {}, price));
+      const isFirst = this.box === document.querySelector(".kv-exercise"); // the others need not say it again
+      this.first = element("p", { class: "kv-live-first" }, go, ...(isFirst ? [element("span", {}, price)] : []));
       this.box.replaceChildren(this.first);
     }
 
