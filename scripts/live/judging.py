@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lessons
 from lessons._course.catalog import Lesson, read_lesson
 from lessons._course.event_log import Watcher
 from lessons._course.places import CHILD, Places
@@ -18,7 +19,8 @@ from lessons._course.runner import Command
 from lessons._course.student import StudentFile, starter_of, student_files
 from lessons._course.verdict import Verdict, judge
 
-OURS = ("mini_engine", "tests")  # imported afresh for each check
+LESSONS = Path(lessons.__file__).parent
+OURS = ("mini_engine", "tests", *(f"lessons.{folder.name}" for folder in LESSONS.glob("l*_*")))  # afresh for each check
 NEEDS_A_THREAD = "KV_COURSE_LAST_SECONDS"
 UNWRITTEN = re.compile(r"^( +)raise NotImplementedError\(.*\)$", re.MULTILINE)
 OPTIONS = ("--capture=sys", "-p", "no:faulthandler", "-p", "no:threadexception")
@@ -28,11 +30,13 @@ class InPage:
     """A `Launch` that runs pytest in this process, to its end, when it is created."""
 
     def __init__(self, command: Command) -> None:
+        from scripts.live.unavailable import Unavailable
+
         import pytest
 
         said = io.StringIO()
         with environment(command), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            self.code = int(pytest.main([*command.arguments[2:], *OPTIONS]))
+            self.code = int(pytest.main([*command.arguments[2:], *OPTIONS], [Unavailable(command.cwd / "work")]))
         command.stdout.write_text(said.getvalue()[-20_000:], encoding="utf-8")
         command.stderr.touch()
 
