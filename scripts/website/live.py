@@ -35,14 +35,14 @@ CONSTRAINTS = ROOT / "scripts" / "constraints.txt"
 POCKET = [ROOT / "mini_engine" / "pocket" / name for name in (
     "model.safetensors", "tokenizer.json", "config.json", "generation_config.json",
 )]  # fmt: skip
-LESSONS = ("l0", "l1", "l2", "l3", "l5", "l8")
+LESSONS = ("l0", "l1", "l2", "l3", "l4", "l5", "l8", "l9", "l10", "l16", "l17")
 COURSE = [  # the repository's files that a page needs, as patterns
     "pyproject.toml", "mini_engine/**/*.py", "lessons/__init__.py", "lessons/_course/**/*.py",
     "scripts/__init__.py", "scripts/live/**/*.py", "scripts/traces/__init__.py", "scripts/traces/tape.py",
     "scripts/traces/timeline.py", "scripts/traces/sharing.py", "scripts/traces/turns.py",
-    "tests/conftest.py", "tests/support.py", "tests/stubs.py",
+    "tests/conftest.py", "tests/support.py", "tests/stubs.py", "tests/shared/*.py", "tests/kernels/cases.py",
     *(f"tests/{lesson}/*.py" for lesson in LESSONS),
-    *(f"lessons/{lesson}_*/{name}" for lesson in LESSONS for name in ("lesson.toml", "README.md")),
+    *(f"lessons/{lesson}_*/{name}" for lesson in LESSONS for name in ("lesson.toml", "README.md", "*.py")),
     "lessons/l20_agents/lesson.toml",  # its lab names the task of what fails
 ]  # fmt: skip
 # Pygments has 600 lexers; pytest's output needs two
