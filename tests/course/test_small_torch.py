@@ -32,7 +32,7 @@ t.tensor([5, 6, 7, 8])[t.tensor([1, 3])], t.tensor([5, 6, 7, 8])[t.tensor([True,
 t.tensor([[1, 2], [3, 4]])[1], t.tensor([[1, 2], [3, 4]])[:, 1], t.tensor([[1, 2], [3, 4]])[1, 0]
 t.tensor(range(3), dtype=t.long), t.tensor([]), t.tensor([[]]).shape, t.tensor([True, False]), t.tensor([1, True])
 t.tensor([t.tensor(1), t.tensor(2)]), t.tensor([[1.0, 2], [3, 4]]), t.tensor(7.5), t.tensor([[1], [2]], dtype=t.float64)
-t.ones(4, dtype=t.int64).cumsum(0) - 1, a.cumsum(0), b.cumsum(-1, dtype=t.float64), a.cumprod(1)
+t.ones(4, dtype=t.int64).cumsum(0) - 1, a.cumsum(0), b.cumsum(-1, dtype=t.float64), a.cumprod(1), b.cummax(-1)
 t.zeros(2, 3), t.zeros((2, 3)).shape, t.zeros(1, 3).squeeze(0), t.zeros(1, 3, 1).squeeze(), t.empty(0).numel()
 a.unsqueeze(1).shape, a.unsqueeze(-1).shape, a[None].shape, a[:, None, ..., None].shape, a[..., 1], a[0, ...]
 a.flatten(), c.flatten(0, 1), c.flatten(1), c.unflatten(-1, (3, -1)), c.transpose(0, 2).flatten()

@@ -203,6 +203,15 @@ def cumsum(one: Tensor, dim: int = 0, dtype: Dtype | None = None, out: Tensor | 
 
 
 @operation
+def cummax(one: Tensor, dim: int) -> Best:
+    def last_best(row: list[Any]) -> list[int]:
+        return list(accumulate(range(len(row)), lambda best, i: best if row[i] < row[best] else i))
+
+    order = along(one, dim, last_best, int64).contiguous()
+    return Best(OPERATIONS["gather"](one, dim, order), order)
+
+
+@operation
 def cumprod(one: Tensor, dim: int) -> Tensor:
     return along(one, dim, lambda row: list(accumulate(row, lambda a, b: a * b))).contiguous()
 

@@ -62,7 +62,8 @@ class Mode:
         MODES.pop()
 
     def see(self, call: Call, types: tuple[()], given: tuple[Any, ...], more: dict[str, Any]) -> Any:
-        handler: Any = getattr(self, "__torch_function__", None) or self.__torch_dispatch__
+        handlers = (getattr(self, f"__torch_{kind}__", None) for kind in ("function", "dispatch"))
+        handler: Any = next(filter(None, handlers))
         return handler(call, types, given, more)
 
 

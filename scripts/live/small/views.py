@@ -1,6 +1,6 @@
 """Course machinery. Views of small tensors: other shapes and strides over the same bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from scripts.live.small.strided import Dtype, Size, at, sizes_of, split_strides
@@ -16,6 +16,8 @@ class Views:
     raw: memoryview
     device: Any
     cells: Any
+    made: Callable[..., Any]  # by Tensor, as `clone`
+    clone: Callable[..., Any]
 
     def __init__(self, raw: memoryview, dtype: Dtype, shape: Any, strides: Any, offset: int, device: Any) -> None:
         """Defined by Tensor."""
