@@ -192,6 +192,7 @@ SMALL: dict[str, dict[str, Any]] = {  # of each module, the names that it has
         "randperm": chance.randperm, "finfo": finfo, "iinfo": iinfo, "contiguous_format": None,
         "concat": OPERATIONS["cat"], "concatenate": OPERATIONS["cat"],
         "is_tensor": lambda one: isinstance(one, Tensor), "get_num_threads": lambda: 1,
+        "LongTensor": lambda data: tensor(data, int64),
         "inference_mode": Inference, "no_grad": Inference, "is_floating_point": lambda one: one.dtype.kind == FLOAT,
     },
     "torch.nn.functional": FUNCTIONAL,

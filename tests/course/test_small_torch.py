@@ -225,6 +225,7 @@ x.split(1)[1][0, 1] = 33
 x.select(1, 2).mul_(3)
 x[None, 1, None] = torch.ones(4)
 x[1, 2] = 2.9
+x.index_put_((torch.LongTensor([0, 2]), torch.tensor(1)), torch.tensor([8, 9]))
 x.T.copy_(x.T.clone() + 1)
 """.strip().splitlines()
 

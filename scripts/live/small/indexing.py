@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scripts.live.small.strided import BOOL, WHOLE, Size, int64, places, together
+from scripts.live.small.strided import BOOL, WHOLE, Size, int64, missing, places, together
 from scripts.live.small.views import Views
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}  # by name, the tensor first; `torch.name` and `Tensor.name`
@@ -29,6 +29,12 @@ class Indexed(Views):
         if spare > 0 and set(value.shape[:spare]) == {1}:
             value = value.view(value.shape[spare:])
         view.fill_at(where, value.expand(shape).values, value.dtype)
+
+    def index_put_(self, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
+        if accumulate:
+            raise missing("index_put_ that accumulates")
+        self[tuple(indices)] = values
+        return self
 
     def parted(self, key: Any) -> tuple[Any, dict[int, Any]]:
         """Return what an index shows as a view, and the tensors that choose in dimensions of the view."""
