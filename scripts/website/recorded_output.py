@@ -20,9 +20,9 @@ BEFORE_FENCES = 40  # superfences takes code blocks away at 25
 def folded(output: str) -> str:
     """Return an output as HTML in one line."""
     lines = "".join(f"<span>{escape(line) or ' '}</span>" for line in output.splitlines())
-    about = "Recorded from a run; times, which differ from machine to machine, are left out."
+    about = "From a real run. Times are left out, since they differ from machine to machine."
     return (
-        '<details class="kv-recorded"><summary>Show its output</summary>'
+        '<details class="kv-recorded"><summary>Show its output, as recorded</summary>'
         f'<pre tabindex="0"><code>{lines}</code></pre><p>{about}</p></details>'
     )
 
