@@ -33,11 +33,13 @@ class InPage:
     """A `Launch` that runs pytest in this process, to its end, when it is created."""
 
     def __init__(self, command: Command) -> None:
+        from scripts.live.unavailable import Unavailable
+
         import pytest
 
         said = io.StringIO()
         with environment(command), small_loops(), redirect_stdout(said), redirect_stderr(said):
-            self.code = int(pytest.main([*command.arguments[2:], *OPTIONS]))
+            self.code = int(pytest.main([*command.arguments[2:], *OPTIONS], [Unavailable(command.cwd / "work")]))
         command.stdout.write_text(said.getvalue()[-20_000:], encoding="utf-8")
         command.stderr.touch()
 

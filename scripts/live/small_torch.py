@@ -1,277 +1,209 @@
-"""Course machinery. A few tensor operations for a page, which has no torch: nested lists with a shape.
+"""Course machinery. The part of torch that a page has: tensors in plain Python, with shapes, dtypes and views.
 
-Lessons 0 and 1 plan with index tensors and choose by logits; their tests check that with a handful of numbers. The
-operations here give torch's results (tests/course/test_small_torch.py); anything else raises NotInThePage.
+What is here gives torch's results (tests/course/test_small_torch.py), floats to within rounding where torch adds in
+another order. Anything else raises NotInThePage.
 """
 
-import random
-from collections.abc import Callable, Iterator
-from itertools import accumulate, product
-from typing import Any, NamedTuple
-
-from scripts.live.nested import Data, both, each, filled_like, flat, nested, picked, plain, shape_of, sizes_of
-
-
-class NotInThePage(RuntimeError, AttributeError):
-    """Code that needs tensors was run where there are none. Also an AttributeError, so that hasattr returns False."""
-
-
-class Dtype(NamedTuple):
-    name: str
-    itemsize: int
-    of: type
-
-    def __repr__(self) -> str:
-        return f"torch.{self.name}"
-
-
-int64, int32, bool_ = Dtype("int64", 8, int), Dtype("int32", 4, int), Dtype("bool", 1, bool)
-float32, float64 = Dtype("float32", 4, float), Dtype("float64", 8, float)
-
-
-class Device(str):
-    """A device's name, as a device."""
-
-    @property
-    def type(self) -> str:
-        return str(self)
-
-
-CPU = Device("cpu")
-
-
-class Size(tuple):
-    """A tensor's shape."""
-
-
-class Best(NamedTuple):
-    values: "Tensor"
-    indices: "Tensor"
-
-
-class Tensor:
-    """Numbers in nested lists. Indexing copies; assignment to an index writes in place."""
-
-    def __init__(self, data: Data, dtype: Dtype, on: Device = CPU) -> None:
-        self.data, self.dtype, self.device = each(dtype.of, data), dtype, on
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise NotInThePage(f"Tensor.{name} is not in the page, which has few tensors; run this check in a terminal")
-
-    @property
-    def shape(self) -> Size:
-        return Size(shape_of(self.data))
-
-    def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
-
-    def numel(self) -> int:
-        return len(flat(self.data))
-
-    def dim(self) -> int:
-        return len(self.shape)
-
-    def tolist(self) -> Data:
-        return each(lambda number: number, self.data)
-
-    def item(self) -> Any:
-        (number,) = flat(self.data)
-        return number
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __iter__(self) -> "Iterator[Tensor]":
-        return (self.like(row) for row in self.data)
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __index__(self) -> int:
-        return self.__int__()
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
-
-    def __repr__(self) -> str:
-        return f"tensor({self.data})"
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def like(self, data: Data, dtype: Dtype | None = None) -> "Tensor":
-        return Tensor(data, dtype or self.dtype, self.device)
-
-    def clone(self) -> "Tensor":
-        return self.like(self.data)
-
-    def copy_(self, other: "Tensor") -> "Tensor":
-        self.data = each(self.dtype.of, other.data)
-        return self
-
-    def to(self, target: Any) -> "Tensor":
-        return (
-            self.like(self.data, target) if isinstance(target, Dtype) else Tensor(self.data, self.dtype, Device(target))
-        )
-
-    def long(self) -> "Tensor":
-        return self.to(int64)
-
-    def squeeze(self, dim: int = 0) -> "Tensor":
-        return self[0] if dim in (0, -len(self.shape)) and len(self) == 1 else self.like(self.data)
-
-    def unsqueeze(self, dim: int = 0) -> "Tensor":
-        return self.like([self.data]) if dim == 0 else self.like([[row] for row in self.data])
-
-    def flatten(self) -> "Tensor":
-        return self.like(flat(self.data))
-
-    # ---- choosing ----
-
-    def argmax(self, dim: int = -1) -> "Tensor":
-        return self.max(dim).indices
-
-    def argmin(self, dim: int = -1) -> "Tensor":
-        return self.like(each(lambda number: -number, self.data)).max(dim).indices
-
-    def abs(self) -> "Tensor":
-        return self.like(each(abs, self.data))
-
-    def max(self, dim: int | None = None) -> Any:
-        if len(self.shape) != 1 or dim not in (None, 0, -1):
-            raise NotInThePage("a maximum of more than a row is not in the page; run this check in a terminal")
-        best = max(self.data)
-        return self.like(best) if dim is None else Best(self.like(best), self.like(self.data.index(best), int64))
-
-    def sort(self, descending: bool = False) -> Best:
-        order = sorted(range(len(self)), key=self.data.__getitem__, reverse=descending)
-        return Best(self.like([self.data[i] for i in order]), self.like(order, int64))
-
-    def argsort(self, descending: bool = False) -> "Tensor":
-        return self.sort(descending).indices
-
-    def topk(self, k: int) -> Best:
-        values, indices = self.sort(descending=True)
-        return Best(values[:k], indices[:k])
-
-    def cumsum(self, dim: int = 0) -> "Tensor":
-        return self.like(list(accumulate(self.data)))
-
-    # ---- indexing ----
-
-    def __getitem__(self, key: Any) -> "Tensor":
-        return self.like(picked(self.data, key))
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        given = value.data if isinstance(value, Tensor) else value
-        if isinstance(key, tuple):
-            rows, columns = (plain(part) for part in key)
-            for row, column in zip(rows, columns, strict=True):
-                self.data[row][column] = self.dtype.of(given)
-            return
-        places = range(len(self.data))[key] if isinstance(key, slice) else plain(key)
-        for i, place in enumerate([places] if isinstance(places, int) else places):
-            row = given if not isinstance(given, list) or isinstance(places, int) else given[i if len(given) > 1 else 0]
-            self.data[place] = each(self.dtype.of, row) if isinstance(row, list) else filled_like(self.data[place], row)
-
-    def index_select(self, dim: int, index: "Tensor") -> "Tensor":
-        return self[index] if dim == 0 else self[:, index]
-
-    # ---- arithmetic and comparison ----
-
-    def of_both(self, other: Any, act: Callable[[Any, Any], Any], dtype: Dtype | None = None) -> "Tensor":
-        return self.like(both(self.data, other.data if isinstance(other, Tensor) else other, act), dtype)
-
-    def __add__(self, other: Any) -> "Tensor":
-        return self.of_both(other, lambda a, b: a + b)
-
-    def __radd__(self, other: Any) -> "Tensor":
-        return self + other
-
-    def __sub__(self, other: Any) -> "Tensor":
-        return self.of_both(other, lambda a, b: a - b)
-
-    def __mod__(self, other: Any) -> "Tensor":
-        if other == 0:
-            raise RuntimeError("ZeroDivisionError")  # as torch says it
-        return self.of_both(other, lambda a, b: a % b)
-
-    def __eq__(self, other: Any) -> Any:
-        return self.of_both(other, lambda a, b: a == b, bool_)
-
-    def __ne__(self, other: Any) -> Any:
-        return self.of_both(other, lambda a, b: a != b, bool_)
-
-    def __lt__(self, other: Any) -> "Tensor":
-        return self.of_both(other, lambda a, b: a < b, bool_)
-
-    def __gt__(self, other: Any) -> "Tensor":
-        return self.of_both(other, lambda a, b: a > b, bool_)
-
-    def all(self) -> "Tensor":
-        return self.like(all(flat(self.data)), bool_)
-
-    def sum(self) -> "Tensor":
-        return self.like(sum(flat(self.data)), float32 if self.dtype.of is float else int64)
-
-    def nonzero(self) -> "Tensor":
-        return self.like([list(at) for at in product(*map(range, self.shape)) if picked(self.data, at)], int64)
-
-    def any(self) -> "Tensor":
-        return self.like(any(flat(self.data)), bool_)
-
-
-class Generator:
-    """A source of random numbers; not torch's numbers."""
-
-    def manual_seed(self, seed: int) -> "Generator":
-        self.chance = random.Random(seed)
-        return self
-
-
-def tensor(data: Any, dtype: Dtype | None = None, device: Any = "cpu") -> Tensor:
-    numbers = each(
-        plain, data.tolist() if isinstance(data, Tensor) else list(data) if isinstance(data, (tuple, range)) else data
-    )
-    kinds = set(map(type, flat(numbers)))
-    guess = bool_ if kinds == {bool} else float32 if float in kinds or not kinds else int64
-    return Tensor(numbers, dtype or guess, Device(device))
-
-
-def arange(*bounds: Any, dtype: Dtype | None = None, device: Any = "cpu") -> Tensor:
-    return Tensor(list(range(*map(int, bounds))), dtype or int64, Device(device))
-
-
-def constant(number: float) -> Callable[..., Tensor]:
-    def make(*shape: Any, dtype: Dtype | None = None, device: Any = "cpu") -> Tensor:
-        return Tensor(nested(sizes_of(shape), lambda: number), dtype or float32, Device(device))
+import math
+from collections.abc import Callable
+from inspect import isfunction
+from types import SimpleNamespace
+from typing import Any
+
+from scripts.live.small import along, chance, elementwise, probabilities, products
+from scripts.live.small.indexing import Indexed
+from scripts.live.small.modes import UNSEEN, Mode, StorageWeakRef, carried, leaves
+from scripts.live.small.strided import (
+    DTYPES,
+    FLOAT,
+    Dtype,
+    NotInThePage,
+    Size,
+    float16,
+    float32,
+    float64,
+    int64,
+    packed,
+    sizes_of,
+)
+from scripts.live.small.tensor import CPU, OPERATIONS, Device, Tensor, operation
+from scripts.live.small.views import Views
+
+__all__ = ["SMALL", "NotInThePage", "Tensor"]
+
+LARGEST = {"float16": 65504.0, "bfloat16": 2.0**127 * (2 - 2.0**-7), "float32": 2.0**127 * (2 - 2.0**-23),
+           "float64": 2.0**1023 * (2 - 2.0**-52)}  # fmt: skip
+TINY = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
+EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+
+
+class Inference:
+    """A mode such as inference, which changes nothing here: a decorator, or a context."""
+
+    def __init__(self, mode: Any = True) -> None:
+        pass
+
+    def __new__(cls, mode: Any = True) -> Any:
+        return mode if callable(mode) else super().__new__(cls)
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: Any) -> None:
+        pass
+
+
+# ---- making tensors ----
+
+
+@operation
+def tensor(data: Any, dtype: Dtype | None = None, device: Any = CPU) -> Tensor:
+    shape, numbers = measured(data)
+    kinds = {type(number) for number in numbers}
+    guess = float32 if float in kinds or not kinds else int64 if int in kinds else elementwise.KINDS[bool]
+    if isinstance(data, Tensor):
+        guess = data.dtype
+    return Tensor(packed(numbers, dtype or guess), dtype or guess, shape, device=Device(device))
+
+
+def measured(data: Any) -> tuple[tuple[int, ...], list[Any]]:
+    """Return the shape of nested lists, and their numbers."""
+    if isinstance(data, Tensor):
+        return data.shape, data.values
+    if not hasattr(data, "__len__"):
+        return (), [data]
+    rows = [measured(row) for row in data]
+    if len({shape for shape, _ in rows}) > 1:
+        raise ValueError(f"expected sequence of equal lengths, but got shapes {sorted({shape for shape, _ in rows})}")
+    return (len(rows), *(rows[0][0] if rows else ())), [number for _, numbers in rows for number in numbers]
+
+
+def as_tensor(data: Any, dtype: Dtype | None = None, device: Any = CPU) -> Tensor:
+    return data.to(dtype or data.dtype) if isinstance(data, Tensor) else tensor(data, dtype, device)
+
+
+def arange(*bounds: Any, dtype: Dtype | None = None, device: Any = CPU, out: Tensor | None = None) -> Tensor:
+    if out is not None:
+        return out.copy_(arange(*bounds, dtype=dtype))
+    ends = [end.item() if isinstance(end, Tensor) else end for end in bounds]
+    if all(isinstance(end, int) for end in ends):
+        return tensor(list(range(*ends)), dtype or int64, device)
+    begin, end, step = (0, *ends, 1) if len(ends) == 1 else (*ends, 1)[:3]
+    return tensor([begin + i * step for i in range(math.ceil((end - begin) / step))], dtype or float32, device)
+
+
+def filled(number: float) -> Callable[..., Tensor]:
+    def make(*shape: Any, dtype: Dtype | None = None, device: Any = CPU, **rest: Any) -> Tensor:
+        sizes = [int(size) for size in sizes_of(shape)]
+        kind = dtype or float32
+        return Tensor(packed([number] * Size(sizes).numel(), kind), kind, sizes, device=Device(device))
 
     return make
 
 
-def full(shape: Any, number: Any, dtype: Dtype | None = None, device: Any = "cpu") -> Tensor:
-    guess = int64 if isinstance(number, int) else float32
-    return constant(number)(shape, dtype=dtype or guess, device=device)
+zeros, ones = filled(0), filled(1)
+OPERATIONS["ones"] = ones
 
 
-def randn(*shape: Any, generator: Generator) -> Tensor:
-    return Tensor(nested(sizes_of(shape), lambda: generator.chance.gauss(0, 1)), float32)
+def full(shape: Any, fill_value: Any, dtype: Dtype | None = None, device: Any = CPU) -> Tensor:
+    return filled(fill_value)(sizes_of((shape,)), dtype=dtype or elementwise.KINDS[type(fill_value)], device=device)
 
 
-def equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.data == other.data
+def like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def of(one: Tensor, *given: Any, dtype: Dtype | None = None, device: Any = None, **rest: Any) -> Tensor:
+        return make(one.shape, *given, dtype=dtype or one.dtype, device=device or one.device)
+
+    return of
 
 
-SMALL: dict[str, Any] = {
-    "Tensor": Tensor, "Generator": Generator, "Size": Size, "device": Device,
-    "tensor": tensor, "as_tensor": tensor, "arange": arange, "randn": randn,
-    "zeros": constant(0), "ones": constant(1), "empty": constant(0), "full": full, "equal": equal,
-    "empty_like": lambda like: like.clone(), "zeros_like": lambda like: like.like(filled_like(like.data, 0)),
-    "argmax": lambda given, dim=-1: given.argmax(dim), "max": lambda given, dim=None: given.max(dim),
-    "int64": int64, "long": int64, "int32": int32, "bool": bool_, "float32": float32, "float64": float64,
+def new(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def of(one: Tensor, *given: Any, dtype: Dtype | None = None, device: Any = None) -> Tensor:
+        return make(*given, dtype=dtype or one.dtype, device=device or one.device)
+
+    return of
+
+
+for name, make in {"zeros": zeros, "ones": ones, "empty": zeros, "full": full}.items():
+    OPERATIONS |= {f"{name}_like": like(make), f"new_{name}": new(make)}
+OPERATIONS["new_tensor"] = new(tensor)
+
+
+def eye(n: int, m: int | None = None, dtype: Dtype | None = None) -> Tensor:
+    return tensor([[float(i == j) for j in range(m or n)] for i in range(n)], dtype or float32)
+
+
+def frombuffer(buffer: Any, dtype: Dtype) -> Tensor:
+    raw = memoryview(buffer).cast("B")
+    return Tensor(raw, dtype, (len(raw) // dtype.itemsize,))
+
+
+# ---- the rest ----
+
+
+def finfo(dtype: Dtype = float32) -> SimpleNamespace:
+    name = dtype.name
+    limits = {"max": LARGEST[name], "min": -LARGEST[name], "tiny": TINY[name], "smallest_normal": TINY[name]}
+    return SimpleNamespace(**limits, eps=EPS[name], bits=8 * dtype.itemsize, dtype=name)
+
+
+def iinfo(dtype: Dtype) -> SimpleNamespace:
+    bits, is_unsigned = 8 * dtype.itemsize, dtype.code.isupper()
+    return SimpleNamespace(
+        max=2 ** (bits - (not is_unsigned)) - 1, min=0 if is_unsigned else -(2 ** (bits - 1)), bits=bits
+    )
+
+
+def assert_close(
+    actual: Tensor, expected: Tensor, rtol: float | None = None, atol: float | None = None, msg: Any = None, **rest: Any
+) -> None:
+    default = {"float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float32": (1.3e-6, 1e-5), "float64": (1e-7, 1e-7)}
+    near = default.get(actual.dtype.name, (0.0, 0.0)) if rtol is None or atol is None else (rtol, atol)
+    if actual.shape == expected.shape and actual.dtype is expected.dtype and actual.allclose(expected, *near, **rest):
+        return
+    text = f"Tensor-likes are not close!\n{actual}\n{expected}"
+    raise AssertionError(msg(text) if callable(msg) else msg or text)
+
+
+METHODS = ("flatten", "reshape", "transpose", "permute", "squeeze", "unsqueeze", "clone", "numel", "narrow", "select")
+OPERATIONS |= {name: carried(name, function) for name, function in OPERATIONS.items()}
+for kind in (Views, Indexed, Tensor):
+    for name, method in list(vars(kind).items()):
+        if isfunction(method) and name not in UNSEEN:
+            setattr(kind, name, carried(name, method))
+FUNCTIONAL = {
+    "pad": products.pad, "linear": products.linear, "rms_norm": products.rms_norm, "one_hot": products.one_hot,
+    "scaled_dot_product_attention": products.scaled_dot_product_attention,
+    "softmax": probabilities.softmax, "log_softmax": probabilities.log_softmax, "kl_div": probabilities.kl_div,
+    "cross_entropy": probabilities.cross_entropy,
 }  # fmt: skip
+SMALL: dict[str, dict[str, Any]] = {  # of each module, the names that it has
+    "torch": {
+        **OPERATIONS, **{name: getattr(Tensor, name) for name in METHODS},
+        **{dtype.name: dtype for dtype in DTYPES},
+        "long": int64, "int": DTYPES[4], "float": float32, "double": float64, "half": float16,
+        "Tensor": Tensor, "Generator": chance.Generator, "Size": Size, "device": Device, "dtype": Dtype,
+        "inf": math.inf,
+        "nan": math.nan, "tensor": tensor, "as_tensor": as_tensor, "arange": arange, "zeros": zeros, "ones": ones,
+        "empty": zeros, "full": full, "eye": eye, "frombuffer": frombuffer, "manual_seed": chance.manual_seed,
+        "randn": chance.randn, "rand": chance.rand, "randint": chance.randint,
+        "randperm": chance.randperm, "finfo": finfo, "iinfo": iinfo, "contiguous_format": None,
+        "concat": OPERATIONS["cat"], "concatenate": OPERATIONS["cat"],
+        "is_tensor": lambda one: isinstance(one, Tensor), "get_num_threads": lambda: 1,
+        "LongTensor": lambda data: tensor(data, int64),
+        "inference_mode": Inference, "no_grad": Inference, "is_floating_point": lambda one: one.dtype.kind == FLOAT,
+    },
+    "torch.nn.functional": FUNCTIONAL,
+    "torch.linalg": {"vector_norm": along.vector_norm, "norm": along.vector_norm},
+    "torch.testing": {"assert_close": assert_close},
+    "torch.utils._python_dispatch": {"TorchDispatchMode": Mode},
+    "torch.utils._pytree": {"tree_leaves": leaves},
+    "torch.multiprocessing.reductions": {"StorageWeakRef": StorageWeakRef},
+    "torch.nn.utils.rnn": {"pad_sequence": products.pad_sequence},
+    "torch.overrides": {"TorchFunctionMode": Mode},
+}  # fmt: skip
+for module in SMALL.values():
+    known = {one: function for one, function in module.items() if isfunction(function) and one not in OPERATIONS}
+    module.update((one, carried(one, function)) for one, function in known.items())

@@ -6,17 +6,20 @@ requests while they are imported.
 """
 
 import sys
+from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import FunctionType, ModuleType
 from typing import Any, ClassVar
 
-from scripts.live.small_torch import SMALL, NotInThePage
+from scripts.live.small.strided import missing
+from scripts.live.small_torch import SMALL
 from scripts.live.small_web import WEB
 
 LIBRARIES = ("torch", "safetensors", "tokenizers")
 WEB_LIBRARIES = ("fastapi", "starlette", "pydantic", "pydantic_core", "uvicorn", "h11", "jinja2", "prometheus_client")
+MODULES = {".".join(name.split(".")[:end]) for name in SMALL for end in range(1, name.count(".") + 2)}
 
 
 class Absent(type):
@@ -34,7 +37,7 @@ class Absent(type):
             return arguments[0]
         if names:  # @torch.inference_mode() has none
             return cls
-        raise NotInThePage(f"{cls.__qualname__} is not in the page, which has no tensors; run this check in a terminal")
+        raise missing(cls.__qualname__)
 
 
 class Descriptive(Absent):
@@ -59,15 +62,17 @@ def placeholder(name: str) -> Absent:
 
 
 class AbsentModule(ModuleType):
-    """A module in which every name is a placeholder, except for those of torch's that `small_torch` has."""
+    """A module in which every name is a placeholder, except for those that `small_torch` has."""
 
     __path__: ClassVar[list[str]] = []
 
-    def __getattr__(self, name: str) -> Absent:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if self.__name__ == "torch" and name in SMALL:
-            return SMALL[name]
+        if name in (small := SMALL.get(self.__name__, {})):
+            return small[name]
+        if (module := f"{self.__name__}.{name}") in MODULES:
+            return import_module(module)
         if self.__name__.partition(".")[0] in ("fastapi", "starlette") and name in WEB:
             return WEB[name]
         return placeholder(f"{self.__name__}.{name}")

@@ -1,0 +1,1 @@
+"""Course machinery. Tensors in plain Python, for pages: what `small_torch` offers as torch."""
