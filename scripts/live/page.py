@@ -35,7 +35,7 @@ def prepare(root: Path, asked: dict[str, Any], tell) -> dict[str, Any]:
 
     table = charmap.charmap_file("codec-v2-utf-8")
     table.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(table, "wt") as file:
+    with gzip.open(table, "wt", encoding="utf-8") as file:
         json.dump(UTF_8, file)
     charmap.charmap()
     return {"ready": True}

@@ -197,7 +197,7 @@ class EngineWalk(Tape):
         if self.is_brief:
             return
         words = listed([f"“{row['chosen'].strip()}” for {row['name']}" for row in self.rows])
-        say = f"Only each request’s last token yields logits. The sampler takes the best: {words}."
+        say = f"Only a request’s last token yields logits. The sampler takes the best: {words}."
         self.show(say, SAMPLE, at="sampler", about=[row["name"] for row in self.rows])
 
     def stored(self, name: str, blocks: list[int]) -> None:

@@ -6,7 +6,8 @@ python -m scripts.website.measure --only l5_scheduler/README.md --json
 
 1280, 390, 320: the share in percent of the least visible player, at 1280 x 720 (one that the page opens with as it
 opens, others scrolled to below the header), at 390 x 664 (scrolled) and at 320 x 568 (its width only). KB: what a
-server that compresses text, as GitHub Pages does, sends for a first visit.
+server that compresses text, as GitHub Pages does, sends for a first visit. faint: kinds of text in drawings, on all
+frames of all players and in both schemes, whose contrast with what is below it is less than 4.5.
 """
 
 import argparse
@@ -20,14 +21,14 @@ from urllib.parse import urlsplit
 
 from scripts import ROOT
 from scripts.website.browser import BuildError, Site, build_sites, find_browser, launched, served, visiting
-from scripts.website.measures import MOST_SHIFTED, SHIFTS, VISIBLE
+from scripts.website.measures import FAINT, LEAST_CONTRAST, MOST_SHIFTED, SHIFTS, VISIBLE
 
 SIZES = {"1280": (1280, 720), "390": (390, 664), "320": (320, 568)}
 TALLEST, MOST_KB = 12_000, 360  # pixels at a width of 1440; of a lesson
 COMPRESSED = {".html", ".css", ".js", ".mjs", ".json", ".svg", ".xml"}
 EXERCISE = re.compile(r"<!-- exercise: ([\d, ]+)-->")
 WORDS = "() => document.querySelector('.md-content').innerText.split(/\\s+/).length"
-COLUMNS = ("page", "high", "words", "KB", "raw KB", "shift", *SIZES, "tasks")
+COLUMNS = ("page", "high", "words", "KB", "raw KB", "shift", *SIZES, "faint", "tasks")
 
 
 def sent(paths: set[Path]) -> tuple[float, float]:
@@ -64,10 +65,11 @@ def measured(browser, site: Site, source: str) -> dict:
         shares = {name: visible(page, name) for name in SIZES}
         page.set_viewport_size({"width": 1440, "height": 900})
         high = page.evaluate("document.documentElement.scrollHeight")
+        faint = len(page.evaluate(FAINT, LEAST_CONTRAST))
     text = (ROOT / "lessons" / source).read_text(encoding="utf-8")
     tasks = sum(len(found.split(",")) for found in EXERCISE.findall(text))
     sizes = {"KB": round(packed), "raw KB": round(raw), "shift": round(shift, 3)}
-    return {"page": source, "high": high, "words": words, **sizes, **shares, "tasks": tasks}
+    return {"page": source, "high": high, "words": words, **sizes, **shares, "faint": faint, "tasks": tasks}
 
 
 def broken(row: dict) -> list[str]:
@@ -79,12 +81,16 @@ def broken(row: dict) -> list[str]:
     if is_lesson and row["KB"] > MOST_KB:
         said.append(f"{row['KB']} KB, at most {MOST_KB} for a lesson")
     said += [f"a figure at {name}: {row[name]} % visible" for name in SIZES if row[name] not in (None, 100)]
+    if row["faint"]:
+        said.append(
+            f"{row['faint']} texts in drawings with a contrast below {LEAST_CONTRAST}, in both schemes together"
+        )
     return [f"{row['page']}: {text}" for text in said]
 
 
 def show(rows: list[dict]) -> None:
     """Print a table of at most 80 columns."""
-    widths = (28, 6, 6, 4, 6, 5, 4, 3, 3, 5)
+    widths = (23, 6, 6, 4, 6, 5, 4, 3, 3, 5, 5)
     for row in ({name: name for name in COLUMNS}, *rows):
         cells = ["–" if row[name] is None else str(row[name]) for name in COLUMNS]
         name = cells[0].removesuffix("/README.md")[: widths[0]].ljust(widths[0])

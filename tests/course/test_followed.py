@@ -14,7 +14,7 @@ import pytest
 from tests.course.looks import FOLLOWS, SHARE, TWO_FRAMES, show_as
 from tests.course.test_traces import PATHS, TRACES
 
-PAGES = {path.with_name("README.md"): path.parent.name for path in PATHS.values()}
+PAGES = {page: path.parent.name for path in PATHS.values() if (page := path.with_name("README.md")).exists()}
 FOLLOWED = {name: found for page, name in PAGES.items() if (found := sections(page.read_text(encoding="utf-8")))}
 FRAMES = {path: TRACES[name]["frames"] for name, path in PATHS.items()}
 OPEN, STEP = "<!-- follow: x.trace.js -->", "<!-- frame: 1 Pool.free -->"

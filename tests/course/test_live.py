@@ -377,6 +377,7 @@ def test_a_lab_is_played_by_hand_and_sent_as_an_address(page_id, site_http, brow
             "the lab takes the story's place"
         )
         box, counted = page.locator(f"#lab-{lab}"), page.locator(".kv-figure.kv-live .kv-number")
+        box.get_by_text("Settings and more").click()
         box.get_by_role("button", name="Start over").click()
         page.wait_for_function("() => !location.search.includes('%2BA')")
         box.get_by_role("button", name="Arrive").press("Enter")
@@ -389,6 +390,7 @@ def test_a_lab_is_played_by_hand_and_sent_as_an_address(page_id, site_http, brow
         assert counted.inner_text().split("/")[1] == number.split("/")[1], "an address must bring the same scenario"
         links = page.locator(".kv-figure.kv-live").evaluate(CODE_LINKS)
         assert links == [linked(code) for _, code in links], "a frame leads to the lines that made it"
+        box.get_by_text("Settings and more").click()
         box.get_by_role("button", name="Recorded story").click()
         links = page.locator("article .kv-figure[data-trace]").last.evaluate(CODE_LINKS)
         assert links == [linked(code) for _, code in links], "the story, back again, still does"

@@ -73,6 +73,7 @@ def test_a_refused_event_is_not_kept(visit):
     page = visit("l5_scheduler/README.md", reduced_motion="reduce")
     opened(page, "batch")
     box = page.locator("#lab-batch")
+    box.get_by_text("Settings and more").click()
     box.get_by_role("button", name="Start over").click()
     page.wait_for_function("() => !location.search.includes('%2B')")
     box.get_by_label("Prompt tokens, answer tokens").fill("Hello there")

@@ -9,7 +9,15 @@ FINE = dict.fromkeys(COLUMNS, 0) | {"page": "l5_scheduler/README.md", "1280": 10
 
 
 def test_each_limit_is_reported_with_its_page():
-    for change in ({"high": 12_001}, {"KB": 361}, {"shift": 0.051}, {"1280": 0}, {"390": 99}, {"320": 92}):
+    for change in (
+        {"high": 12_001},
+        {"KB": 361},
+        {"shift": 0.051},
+        {"1280": 0},
+        {"390": 99},
+        {"320": 92},
+        {"faint": 3},
+    ):
         (said,) = broken(FINE | change)
         assert said.startswith(FINE["page"]), "say which page it is"
         assert str(*change.values()) in said, "say what was measured"

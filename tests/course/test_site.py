@@ -35,5 +35,6 @@ def test_formulas_are_text_without_a_script_and_typeset_with_one(site_http, brow
         assert shown and not [text for text in shown if re.search(r"[\\{}^_]", text)]
     with visiting(browser, site_http) as visitor:
         visitor.page.goto(site_http.url(source))
+        visitor.page.locator(".arithmatex").first.scroll_into_view_if_needed()
         visitor.page.locator(".katex").first.wait_for()
         assert visitor.page.locator(".katex").count() == len(shown) and not visitor.page.locator(".katex-error").count()

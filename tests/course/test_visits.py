@@ -9,7 +9,7 @@ test_players.py.
 from collections.abc import Iterator
 
 from scripts.website.browser import PHONE, Visitor, visiting
-from scripts.website.measures import MOST_SHIFTED, SHIFTS
+from scripts.website.measures import FAINT, LEAST_CONTRAST, MOST_SHIFTED, SHIFTS
 from scripts.website.player_links import place_of
 
 import pytest
@@ -81,7 +81,7 @@ def test_a_page_and_its_players_are_whole(source, tab, site_http):
         for player in shown:
             found += player.figure.evaluate(looks.MISFITS, looks.SMALLEST_TEXT)
             found += player.figure.evaluate(LOW_CONTROLS, looks.SMALLEST_CONTROL)
-    found += page.evaluate(looks.FAINT, looks.LEAST_CONTRAST)  # in both schemes
+    found += page.evaluate(FAINT, LEAST_CONTRAST)  # in both schemes
     for player in shown:
         found += cut_off(page, player)
     found += tab.complaints

@@ -15,10 +15,11 @@
   // ---- the model answers in the first screens: its box, still empty, goes there ----
   document.querySelector(".kv-hero__model").append(...document.querySelectorAll(".kv-model"));
 
-  // ---- from the picture of the chats to its lab, which starts ----
+  // ---- from the picture of the chats to its lab, which starts; on a phone to a tree that grows without a download ----
   const own = document.querySelector(".kv-chats [data-own]");
   own.hidden = false;
   own.addEventListener("click", () => {
+    if (innerWidth < 720) return location.assign(own.dataset.own);
     const lab = document.querySelector(".kv-lab");
     const go = lab.querySelector(".kv-live-first .kv-live-go");
     if (go) go.click();

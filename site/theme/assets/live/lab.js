@@ -118,7 +118,7 @@
       const scenario = element("div", { class: "kv-live-row kv-live-head" },
         element("label", { class: "kv-live-scenario" }, element("span", {}, "Scenario"), this.scenarios), this.button("Copy link", () => this.copy()));
       const settings = element("div", { class: "kv-live-row" }, ...this.knobs);
-      const more = element("details", { class: "kv-live-more", open: innerWidth >= 600 }, element("summary", {}, "Settings and more"), settings, tools, text);
+      const more = element("details", { class: "kv-live-more" }, element("summary", {}, "Settings and more"), settings, tools, text);
       return element("div", { class: "kv-live-panel", role: "group", "aria-label": about.title },
         scenario, this.broken, this.counters,
         ...(about.prompt ? [element("label", { class: "kv-live-prompt" }, element("span", {}, what), this.prompt)] : []),

@@ -30,7 +30,7 @@
 
     highest(width) {
       this.heights ||= {};
-      return (this.heights[width] ||= Math.max(...this.trace.frames.map((_, i) => KV.picture(this.trace, i, width).height)));
+      return (this.heights[width] ||= super.highest(width));
     }
 
     layOut() {
