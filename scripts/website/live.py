@@ -25,6 +25,8 @@ from pathlib import Path
 from scripts import ROOT, first_line
 from scripts.website.vendor import VendorError, npm
 
+from lessons._course.catalog import read_lessons
+from lessons._course.places import Places
 from lessons._course.task_tests import MARK
 
 FOLDER = ROOT / "site" / "theme" / "assets" / "live" / "vendor"
@@ -111,9 +113,13 @@ def course_files() -> list[Path]:
 
 
 def check_files() -> list[Path]:
-    """Return what only a check needs: files with tests of tasks, and those that hold no tests at all, sorted."""
-    tests = found(TESTS)
-    return [path for path in tests if not path.name.startswith("test_") or MARK.search(text_of(path).decode("utf-8"))]
+    """Return what only a check needs: tests of tasks, tests that a lesson names, and files that hold none, sorted."""
+    named = {ROOT / file for lesson in read_lessons(Places.find()) for file in lesson.tests}
+
+    def is_needed(path: Path) -> bool:
+        return not path.name.startswith("test_") or path in named or bool(MARK.search(text_of(path).decode("utf-8")))
+
+    return [path for path in found(TESTS) if is_needed(path)]
 
 
 def sources() -> list[Path]:
