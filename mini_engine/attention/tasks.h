@@ -325,9 +325,11 @@ struct Attention {
         Floats parts(work.floats);
         const int num_tasks = int(work.tasks.size()), num_after = int(work.after.size());
         const int num_tiles = int(work.tiles.size());
+        int most = 0;  // rows in a tile: memory for more would be new pages, cleared, in every call
+        for (const Tile& t : work.tiles) most = std::max(most, rows(t));
 #pragma omp parallel num_threads(threads) if (num_tasks > 1)
         {
-            Workspace w(*this, std::max(MAX_ROWS, group()));
+            Workspace w(*this, most);
 #pragma omp for schedule(dynamic)
             for (int i = 0; i < num_tasks; i++) carry_out(work.tasks[i], work.tiles[work.tasks[i].tile], parts, w);
 #pragma omp for schedule(dynamic)
