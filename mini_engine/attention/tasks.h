@@ -168,8 +168,12 @@ struct Attention {
         const Found<E> p = of_head(now, t.first_head + head, w);
         float *q = w.q.at(head * n * words()), *scores = w.scores.at(0), *sums = stretch + head * n * record();
         const E *keys_ahead[LANES], *values_ahead[LANES];
-        if constexpr (OPENS) {  // whole rows, for the next call; the loops below read what is in the cache already
-            for (int j = 0; j < LANES; j++) prefetch_row(next.key[j] + at), prefetch_row(next.value[j] + at);
+        // The next tile's keys and values are prefetched. A processor drops such requests while too many are under way, so
+        // they are repeated just before the call that reads them.
+        const bool more = head + 1 < t.heads;
+        prefetch_head(more ? now : next, t.first_head + (more ? head + 1 : 0));
+        if constexpr (OPENS) {  // at once; the loops below read what is in the cache already
+            prefetch_head(next, t.first_head + head);
             std::copy(p.key, p.key + LANES, keys_ahead), std::copy(p.value, p.value + LANES, values_ahead);
         } else
             for (int j = 0; j < LANES; j++) keys_ahead[j] = next.key[j] + at, values_ahead[j] = next.value[j] + at;
@@ -192,9 +196,10 @@ struct Attention {
         add_all(values, scores, first, last, p.count, sums);
     }
 
-    void prefetch_row(const C* row) const {
-        for (int64_t i = 0; i < stride(); i += 64) prefetch(row + i);
-        prefetch(row + stride() - 1);
+    // Inlined always: GCC takes a function that only prefetches for one without effect, and drops the call.
+    __attribute__((always_inline)) void prefetch_head(const Places& p, int head) const {
+        const int64_t at = head * stride(), bytes = stride() * sizeof(C);
+        for (int j = 0; j < LANES; j++) prefetch(p.key[j] + at, bytes), prefetch(p.value[j] + at, bytes);
     }
 
     template <typename Values>
