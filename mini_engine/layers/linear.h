@@ -11,6 +11,8 @@
 #pragma once
 #include "../attention/vectors.h"
 
+#include <vector>
+
 #if defined(_OPENMP)
 #include <omp.h>
 static int thread_number() { return omp_get_thread_num(); }
@@ -67,10 +69,11 @@ struct Ahead {  // what to prefetch meanwhile: for each word, both addresses adv
     int64_t by;
 };
 
-// sums[r * 2 * TILE + output] = row r . output, for R rows and TILES tiles of weights.
-template <int R, typename T>
+// sums[r * 2 * TILE + output] = row r . output, for R rows and TILES tiles of weights. MIXED: x is what mix_rows made.
+template <int R, bool MIXED, typename T>
 static void dot(const T* x, int64_t x_stride, int inputs, const int32_t* const* tiles, Ahead ahead, float* sums) {
     constexpr int V = TILES * PARTS;
+    const int64_t next_row = MIXED ? PER_WORD<T> : x_stride, next_word = MIXED ? R * PER_WORD<T> : PER_WORD<T>;
     vec sum[R][V] = {};
     const auto step = [&](int word, auto x_word) __attribute__((always_inline)) {
         ivec w[V];
@@ -82,28 +85,28 @@ static void dot(const T* x, int64_t x_stride, int inputs, const int32_t* const* 
             UNROLL for (int v = 0; v < V; v++) sum[r][v] = add_product(sum[r][v], w[v], its, T{});
         }
     };
-    const int words = inputs / PER_WORD<T>;
+    const int words = (MIXED ? inputs + PER_WORD<T> - 1 : inputs) / PER_WORD<T>;
     for (int word = 0; word < words; word++)
         step(word, [&](int r) {
             int32_t its;
-            memcpy(&its, x + r * x_stride + word * PER_WORD<T>, 4);
+            memcpy(&its, x + r * next_row + word * next_word, 4);
             return its;
         });
-    if (inputs % PER_WORD<T>)  // an odd last input: its word's other weight is 0, so the other input must not be NaN
+    if (!MIXED && inputs % PER_WORD<T>)  // an odd last input: the other half of its word might be NaN
         step(words, [&](int r) {
             int32_t its = 0;
-            memcpy(&its, x + r * x_stride + words * PER_WORD<T>, sizeof(T));
+            memcpy(&its, x + r * next_row + words * next_word, sizeof(T));
             return its;
         });
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int v = 0; v < V; v++) store(sums + r * 2 * TILE + v * LANES, sum[r][v]);
 }
 
-template <int R, typename T>
+template <bool MIXED, int R = ROWS, typename T>
 static void dot_rows(int rows, const T* x, int64_t x_stride, int inputs, const int32_t* const* tiles, Ahead ahead,
                      float* sums) {
-    if (rows == R) return dot<R>(x, x_stride, inputs, tiles, ahead, sums);
-    if constexpr (R > 1) dot_rows<R - 1>(rows, x, x_stride, inputs, tiles, ahead, sums);
+    if (rows == R) return dot<R, MIXED>(x, x_stride, inputs, tiles, ahead, sums);
+    if constexpr (R > 1) dot_rows<MIXED, R - 1>(rows, x, x_stride, inputs, tiles, ahead, sums);
 }
 
 template <typename T>
@@ -124,32 +127,50 @@ struct Range {
     Range part(int64_t i, int64_t of) const { return {begin + size() * i / of, begin + size() * (i + 1) / of}; }
 };
 
+static int64_t groups_of(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
+
+// Copy each group's rows so that `dot` reads them from first to last: word 0 of each row, word 1 of each row, and so on.
+// A dozen separate rows are more than a processor fetches ahead by itself.
 template <typename T>
-static int64_t groups_of(Rows<T> x) {
-    return (x.count + ROWS - 1) / ROWS;
+static void mix_rows(Rows<const T> x, Range block, std::vector<int32_t>& mixed) {
+    const int64_t words = ::words<T>(x.width), groups = groups_of(block.size());
+    mixed.resize(block.size() * words + LANES);
+    int32_t* to = mixed.data();
+    for (int64_t group = 0; group < groups; group++) {
+        const Range rows = block.part(group, groups);
+        for (int64_t word = 0; word < words; word += LANES) {
+            vec lines[LANES] = {};
+            const int64_t at = word * PER_WORD<T>, count = std::min<int64_t>(LANES * PER_WORD<T>, x.width - at);
+            for (int64_t r = 0; r < rows.size(); r++) memcpy(lines + r, x.at(rows.begin + r) + at, count * sizeof(T));
+            transpose(lines);
+            for (int64_t i = 0; i < std::min<int64_t>(LANES, words - word); i++, to += rows.size())
+                store((float*)to, lines[i]);  // the next one overwrites its spare lanes
+        }
+    }
 }
 
-// For some groups of up to ROWS rows and each of some pairs of tiles, call write(first row, rows, tile pair, sums
-// [rows][2 * TILE]), which fills `width` columns of `to`. While one pair is used by all groups the next is prefetched, a
-// part of it by each group, and so are the lines that the group's results go to: memory is never idle.
-// again: after the last pair comes the first, for other rows.
+// For the rows of a block, in groups of up to ROWS, and each of some pairs of tiles, call write(first row, rows, tile
+// pair, sums [rows][2 * TILE]), which fills `width` columns of `to`. While one pair is used by all groups the next is
+// prefetched, a part of it by each group, and so are the lines that the group's results go to: memory is never idle.
+// mixed: what mix_rows made of the block, or nullptr. If there is one, the first pair comes again, for other rows.
 template <typename T, typename F, typename G>
-static void each_group(Rows<const T> x, Range groups, Range pairs, bool again, const F& tiles_of, Rows<T> to,
+static void each_group(Rows<const T> x, Range block, Range pairs, const int32_t* mixed, const F& tiles_of, Rows<T> to,
                        int64_t width, const G& write) {
-    const int64_t bytes = 4 * TILE * words<T>(x.width);
+    const int64_t words = ::words<T>(x.width), groups = groups_of(block.size());
+    const auto dots = mixed ? dot_rows<true, ROWS, T> : dot_rows<false, ROWS, T>;
     for (int64_t pair = pairs.begin; pair < pairs.end; pair++) {
         const int32_t *tiles[2], *next[2];
         tiles_of(pair, tiles);
-        tiles_of(pair + 1 < pairs.end ? pair + 1 : again ? pairs.begin : pair, next);
-        for (int64_t group = groups.begin; group < groups.end; group++) {
-            const Range r = Range{0, x.count}.part(group, groups_of(x));
+        tiles_of(pair + 1 < pairs.end ? pair + 1 : mixed ? pairs.begin : pair, next);
+        for (int64_t group = 0; group < groups; group++) {
+            const Range r = block.part(group, groups);
             for (int64_t row = r.begin; row < r.end; row++) prefetch_to_write(to.at(row) + pair * width);
+            const T* rows = mixed ? (const T*)(mixed + (r.begin - block.begin) * words) : x.at(r.begin);
             alignas(64) float sums[ROWS * 2 * TILE];
-            const int64_t part = bytes * (group - groups.begin) / groups.size();
-            const int64_t step = (64 + groups.size() - 1) / groups.size();
+            const int64_t part = 4 * TILE * words * group / groups, step = (64 + groups - 1) / groups;
             for (int t = 0; t < 2; t += TILES) {
                 const Ahead ahead{{(const char*)next[t] + part, (const char*)next[t + TILES - 1] + part}, step};
-                dot_rows<ROWS>(int(r.size()), x.at(r.begin), x.stride, int(x.width), tiles + t, ahead, sums + t * TILE);
+                dots(int(r.size()), rows, x.stride, int(x.width), tiles + t, ahead, sums + t * TILE);
             }
             write(r.begin, int(r.size()), pair, sums);
         }
@@ -161,14 +182,18 @@ static void each_group(Rows<const T> x, Range groups, Range pairs, bool again, c
 // while all weights pass by. There is no barrier at the end.
 template <typename T, typename F, typename G>
 static void each_pair(Rows<const T> x, int64_t count, const F& tiles_of, Rows<T> to, int64_t width, const G& write) {
-    const Range groups{0, groups_of(x)}, pairs{0, count};
+    const Range all{0, x.count}, pairs{0, count};
     if (x.count < MANY_ROWS * team_size())
-        return each_group(x, groups, pairs.part(thread_number(), team_size()), false, tiles_of, to, width, write);
+        return each_group(x, all, pairs.part(thread_number(), team_size()), nullptr, tiles_of, to, width, write);
     const int64_t each = (x.count * x.width * int64_t(sizeof(T)) / team_size() + BLOCK_BYTES - 1) / BLOCK_BYTES;
-    const int64_t blocks = std::min(each * team_size(), groups.size());
+    const int64_t blocks = std::min(each * team_size(), groups_of(x.count));
+    std::vector<int32_t> mixed;
 #pragma omp for schedule(dynamic) nowait
-    for (int64_t block = 0; block < blocks; block++)
-        each_group(x, groups.part(block, blocks), pairs, true, tiles_of, to, width, write);
+    for (int64_t i = 0; i < blocks; i++) {
+        const Range block = all.part(i, blocks);
+        mix_rows(x, block, mixed);
+        each_group(x, block, pairs, mixed.data(), tiles_of, to, width, write);
+    }
 }
 
 struct Matrix {  // a packed [outputs, inputs], and its bias or nullptr
