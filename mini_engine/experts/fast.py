@@ -11,6 +11,8 @@ from mini_engine.experts.experts import Experts, in_turn, weighted_sum
 from mini_engine.experts.feed_forward import SparseFeedForward
 from mini_engine.experts.packed import PackedExperts
 from mini_engine.layers import native
+from mini_engine.layers.block_layer import dense_finish
+from mini_engine.layers.blocks import PackedResidual
 from mini_engine.layers.packed_layers import PackedLinear
 from mini_engine.layers.torch_layers import Join, TorchDecoderLayer, TorchFeedForward, TorchLinear
 
@@ -67,6 +69,33 @@ class SparseDecoderLayer(TorchDecoderLayer):
         return self.finish(*self.mixed(x, cos, sin, kv, meta, rows))
 
 
+class SparseFinish(nn.Module):
+    """What follows a mixer over packed matrices: its last matrix and a feed-forward block with experts."""
+
+    def __init__(self, layer: Any, mixer: Any, norm: nn.Module, matrix: Join, experts: Make) -> None:
+        super().__init__()
+        self.residual, self.norm = PackedResidual(mixer.out), norm
+        self.mlp = fast_feed_forward(layer.mlp, matrix, experts)
+
+    def forward(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Add both results to x `[T, hidden_size]`, in place. mixed: `[T, …]`, the mixer's."""
+        x = self.residual(x, mixed)
+        return x.add_(self.mlp(self.norm(x)))
+
+
+def sparse_finish(layer: Any, mixer: Any, norm: nn.Module, matrix: Join, experts: Make) -> nn.Module:
+    """Return what follows the mixer of a loaded layer, with experts or without; arguments as for `dense_finish`."""
+    if isinstance(layer.mlp, SparseFeedForward):
+        return SparseFinish(layer, mixer, norm, matrix, experts)
+    return dense_finish(layer, mixer, norm, matrix)
+
+
 def experts_maker(functions: native.Functions | None) -> Make:
     """Return what makes the fast form of experts: packed if there are functions for it, otherwise torch's."""
     return TorchExperts if functions is None else partial(PackedExperts, linear=partial(PackedLinear, functions))
+
+
+def sparse_layers(functions: native.Functions | None) -> tuple[Callable[..., Any], Callable[..., nn.Module]]:
+    """Return what `with_torch_layers` takes for a model with experts: `layer` and `finish`."""
+    experts = experts_maker(functions)
+    return partial(SparseDecoderLayer, experts=experts), partial(sparse_finish, experts=experts)
