@@ -5,7 +5,7 @@ from functools import partial
 from torch import nn
 
 from mini_engine.experts.experts import Experts
-from mini_engine.experts.fast import SparseDecoderLayer, experts_maker
+from mini_engine.experts.fast import sparse_layers
 from mini_engine.experts.feed_forward import SparseFeedForward
 from mini_engine.families.deepseek_config import DeepseekConfig
 from mini_engine.families.deepseek_experts import GroupRouter
@@ -39,8 +39,8 @@ def deepseek_decoder(model: CausalLM, functions: native.Functions | None, exchan
     """Return the decoder with fast layers."""
     if not model.config.routed_experts:
         return latent_decoder(model, functions, exchange)
-    layer = partial(SparseDecoderLayer, experts=experts_maker(functions))
-    return latent_decoder(model, functions, exchange, layer=layer)
+    layer, finish = sparse_layers(functions)
+    return latent_decoder(model, functions, exchange, layer=layer, finish=finish)
 
 
 def usual_name(stored: str) -> str:

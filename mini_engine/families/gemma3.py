@@ -33,7 +33,7 @@ from mini_engine.checkpoint.config_schema import (
 from mini_engine.checkpoint.names import text_name
 from mini_engine.families.family import Family
 from mini_engine.families.lfm3_config import ATTENTION, Rope
-from mini_engine.families.lfm3_fast import FastHeadGatedAttention, FastSandwichLayer
+from mini_engine.families.lfm3_fast import FastHeadGatedAttention, FastSandwichLayer, sandwich_finish
 from mini_engine.families.lfm3_model import HeadGatedAttention, SandwichLayer, TwoRotations
 from mini_engine.hybrid.fast import FastZeroCentredNorm
 from mini_engine.hybrid.model import ZeroCentredRMSNorm
@@ -180,8 +180,9 @@ FAST_MIXERS: FastMixers = {HeadGatedAttention: FastGemmaAttention}
 
 def gemma3_decoder(model: CausalLM, functions: native.Functions | None, exchange: Exchange) -> TorchModel:
     """Return a Gemma 3's decoder with fast layers."""
-    layer = partial(FastSandwichLayer, post_norm=FastZeroCentredNorm)
-    return with_torch_layers(model, functions, exchange, FAST_MIXERS, FastZeroCentredNorm, layer)
+    norm = FastZeroCentredNorm
+    layer, finish = partial(FastSandwichLayer, post_norm=norm), partial(sandwich_finish, post_norm=norm)
+    return with_torch_layers(model, functions, exchange, FAST_MIXERS, norm, layer, finish)
 
 
 def usual_name(stored: str) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from mini_engine.families.lfm3_model import HeadGatedAttention
 from mini_engine.hybrid.short_conv import ConvStore, ShortConv
 from mini_engine.layers import native
+from mini_engine.layers.blocks import PackedFinish, normed
 from mini_engine.layers.exchange import Exchange
 from mini_engine.layers.fast_model import with_torch_layers
 from mini_engine.layers.torch_layers import FastNorm, Join, TorchAttention, TorchDecoderLayer, TorchModel
@@ -21,14 +22,14 @@ class FastHeadGatedAttention(TorchAttention):
     def __init__(self, attention: HeadGatedAttention, norm: nn.Module, matrix: Join) -> None:
         super().__init__(attention, norm, matrix)
         self.rotation = attention.rotation
-        self.gate = None if attention.gate_proj is None else matrix(attention.gate_proj)
+        self.gate = None if attention.gate_proj is None else normed(norm, matrix(attention.gate_proj))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
         """Write K and V of x `[T, hidden_size]`; return gated attention `[T, H_q * D]`. cos, sin: `[2, T, D]`."""
         out = super().forward(x, cos[self.rotation], sin[self.rotation], kv, meta)
         if self.gate is None:
             return out
-        gates = self.gate(self.norm(x)).sigmoid()
+        gates = self.gate(x).sigmoid()
         return (out.unflatten(1, (gates.shape[1], -1)) * gates[:, :, None]).flatten(1)
 
 
@@ -37,13 +38,13 @@ class FastShortConv(nn.Module):
 
     def __init__(self, conv: ShortConv, norm: nn.Module, matrix: Join) -> None:
         super().__init__()
-        self.index, self.norm, self.bias = conv.index, norm, conv.filters.bias
+        self.index, self.bias = conv.index, conv.filters.bias
         self.weight = conv.filters.weight.data[:, 0].contiguous()
-        self.project, self.out = matrix(conv.in_proj), matrix(conv.out_proj)
+        self.project, self.out = normed(norm, matrix(conv.in_proj)), matrix(conv.out_proj)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: ConvStore, meta: Any) -> Tensor:
         """Have the store keep the last inputs; return the gated outputs `[T, C]`."""
-        before, after, x = self.project(self.norm(x)).chunk(3, dim=-1)
+        before, after, x = self.project(x).chunk(3, dim=-1)
         out = kv.convolve(self.index, before * x, self.weight, meta)
         return after * (out if self.bias is None else out + self.bias)
 
@@ -66,10 +67,18 @@ class FastSandwichLayer(TorchDecoderLayer):
         return x + after_mlp(self.feed_forward(x))
 
 
+def sandwich_finish(
+    layer: Any, mixer: Any, norm: nn.Module, matrix: Join, post_norm: Callable[[Any], nn.Module] = FastNorm
+) -> nn.Module:
+    """Return what follows the mixer of a layer with all four norms. Arguments as for `dense_finish` and above."""
+    after = post_norm(layer.post_operator_norm), post_norm(layer.post_ffn_norm)
+    return PackedFinish(mixer.out, norm, layer.mlp, matrix, after)
+
+
 FAST_MIXERS = {ShortConv: FastShortConv, HeadGatedAttention: FastHeadGatedAttention}
 
 
 def lfm3_decoder(model: CausalLM, functions: native.Functions | None, exchange: Exchange) -> TorchModel:
     """Return an LFM3's decoder with fast layers."""
-    layer: Any = FastSandwichLayer if model.config.use_sandwich_norm else TorchDecoderLayer
-    return with_torch_layers(model, functions, exchange, FAST_MIXERS, layer=layer)
+    parts: Any = dict(layer=FastSandwichLayer, finish=sandwich_finish) if model.config.use_sandwich_norm else {}
+    return with_torch_layers(model, functions, exchange, FAST_MIXERS, **parts)

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from mini_engine.checkpoint.config_schema import WIDTH, check, validator
 from mini_engine.experts.config import ExpertSizes, read_experts
 from mini_engine.experts.experts import Experts
-from mini_engine.experts.fast import Make, SparseDecoderLayer, experts_maker, fast_feed_forward
+from mini_engine.experts.fast import PackedSparse, SparseDecoderLayer, experts_maker
 from mini_engine.experts.feed_forward import SparseFeedForward
 from mini_engine.experts.router import SoftmaxRouter
 from mini_engine.families.qwen3_5 import FAMILY as DENSE
@@ -58,23 +58,14 @@ def experts_of(config: HybridMoeConfig) -> nn.Module:
     )
 
 
-class SparseHalf(nn.Module):
-    """The second half of a layer over packed matrices: norm, experts and residual."""
-
-    def __init__(self, mlp: SparseFeedForward, norm: nn.Module, matrix: Join, step: NativeStep, experts: Make) -> None:
-        super().__init__()
-        self.norm, self.mlp = norm, fast_feed_forward(mlp, matrix, experts)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x `[T, hidden_size]` with the output of the feed-forward block added."""
-        return x + self.mlp(self.norm(x))
-
-
 def decoder(model: CausalLM, functions: native.Functions | None, exchange: Exchange) -> TorchModel:
     """Return the decoder with fast layers."""
     experts = experts_maker(functions)
-    layer, half = partial(SparseDecoderLayer, experts=experts), partial(SparseHalf, experts=experts)
-    return hybrid_decoder(model, functions, exchange, layer, half)
+
+    def half(mlp: Any, norm: nn.Module, matrix: Join, step: NativeStep) -> nn.Module:
+        return PackedSparse(mlp, norm, experts)
+
+    return hybrid_decoder(model, functions, exchange, partial(SparseDecoderLayer, experts=experts), half)
 
 
 FAMILY = DENSE._replace(

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ from torch import nn
 from mini_engine.checkpoint.config_schema import FLAG, LENGTHS, ROTATION, SETTINGS, SHAPE, check_model, validator
 from mini_engine.experts.config import ExpertSizes, read_experts
 from mini_engine.experts.experts import Experts
-from mini_engine.experts.fast import SparseDecoderLayer, experts_maker
+from mini_engine.experts.fast import sparse_layers
 from mini_engine.experts.feed_forward import SparseFeedForward
 from mini_engine.experts.router import SoftmaxRouter
 from mini_engine.families.family import SHARED, Family
@@ -86,8 +85,8 @@ def experts_of(config: Qwen3MoeConfig) -> nn.Module:
 
 def qwen3_moe_decoder(model: CausalLM, functions: native.Functions | None, exchange: Exchange) -> TorchModel:
     """Return the decoder with fast layers."""
-    layer = partial(SparseDecoderLayer, experts=experts_maker(functions))
-    return with_torch_layers(model, functions, exchange, layer=layer)
+    layer, finish = sparse_layers(functions)
+    return with_torch_layers(model, functions, exchange, layer=layer, finish=finish)
 
 
 FAMILY = Family(Qwen3MoeConfig.from_dir, qwen3_moe_model, qwen3_moe_decoder, shared=(*SHARED, "num_experts"))

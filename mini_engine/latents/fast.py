@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mini_engine.latents.model import LatentAttention, LatentStore, rotate_end
+from mini_engine.layers.blocks import normed
 from mini_engine.layers.fast_model import with_torch_layers
-from mini_engine.layers.torch_layers import Join
+from mini_engine.layers.torch_layers import FastNorm, Join
 
 
 class FastLatentAttention(nn.Module):
@@ -23,24 +24,25 @@ class FastLatentAttention(nn.Module):
 
     def __init__(self, attention: LatentAttention, norm: nn.Module, matrix: Join) -> None:
         super().__init__()
-        self.config, self.layer_idx, self.norm = attention.config, attention.layer_idx, norm
+        self.config, self.layer_idx = attention.config, attention.layer_idx
         heads, rank = self.config.num_attention_heads, self.config.kv_lora_rank
         self.kv_b = attention.kv_b_proj.weight.data.view(heads, -1, rank)
         self.through_latent = self.config.q_lora_rank is not None
         if self.through_latent:
             first = attention.q_a_proj
-            self.q_norm, self.q_b = attention.q_a_layernorm.weight, matrix(attention.q_b_proj)
+            self.q_b = normed(FastNorm(attention.q_a_layernorm), matrix(attention.q_b_proj))
         else:
             first = attention.q_proj
         self.latent_norm, self.latent_eps = attention.kv_a_layernorm.weight, attention.kv_a_layernorm.eps
         self.sizes = (first.out_features, rank, self.config.qk_rope_head_dim)
-        self.project, self.out = matrix(first, attention.kv_a_proj_with_mqa), matrix(attention.o_proj)
+        self.project = normed(norm, matrix(first, attention.kv_a_proj_with_mqa))
+        self.out = matrix(attention.o_proj)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: LatentStore, meta: Any) -> Tensor:
         """Store latents and rotary keys of x `[T, hidden_size]`; return attention `[T, H * v]`."""
-        q, c, k_rope = self.project(self.norm(x)).split(self.sizes, dim=-1)
+        q, c, k_rope = self.project(x).split(self.sizes, dim=-1)
         if self.through_latent:
-            q = self.q_b(F.rms_norm(q, q.shape[1:], self.q_norm, self.latent_eps))
+            q = self.q_b(q)
         q = rotate_end(q.unflatten(1, (-1, self.config.qk_head_dim)), cos, sin, self.config)
         c = F.rms_norm(c, c.shape[1:], self.latent_norm, self.latent_eps)
         kv.set_kv(self.layer_idx, meta.slot_mapping, c[:, None], rotate_end(k_rope[:, None], cos, sin, self.config))

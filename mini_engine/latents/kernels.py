@@ -2,13 +2,14 @@
 
 from mini_engine.attention.contract import Wanted
 from mini_engine.latents import attention, cpu
+from mini_engine.latents.absorb import absorbed_attention
 from mini_engine.latents.contract import LatentKernel
 
 
 def load_cpu(wanted: Wanted) -> LatentKernel:
     """Return the C++ kernel, built first if necessary; UserError if it cannot be built or the dtype is another."""
     cpu.LIBRARY.function("latent_attention", wanted.dtype)
-    return LatentKernel(wanted.title, cpu.latent_attention)
+    return LatentKernel(wanted.title, cpu.latent_attention, absorbed=absorbed_attention)
 
 
 LOADERS = {

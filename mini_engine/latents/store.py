@@ -63,7 +63,7 @@ class LatentKv(StoreAround):
         def attend(q: Tensor, q_rope: Tensor) -> Tensor:
             return self.kernel(q, q_rope, *caches, batch, scale)
 
-        return absorbed_attention(q, kv_b, self.config, attend)
+        return (self.kernel.absorbed or absorbed_attention)(q, kv_b, self.config, attend)
 
 
 def select(batch: Batch, chosen: Sequence[int], starts: Sequence[int]) -> tuple[Tensor, Batch]:

@@ -17,6 +17,7 @@ from torch import nn
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
 from mini_engine.layers import native
+from mini_engine.layers.block_layer import BlockLayer, dense_finish
 from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.layers.packed_layers import PackedLinear, PackedModel, RowsOf, joined
 from mini_engine.layers.torch_layers import (
@@ -82,17 +83,21 @@ def with_torch_layers(
     fast_mixers: FastMixers = FAST_MIXERS,
     norm: Callable[[Any], nn.Module] = FastNorm,
     layer: Callable[..., TorchDecoderLayer] = TorchDecoderLayer,
+    finish: Callable[..., nn.Module] = dense_finish,
 ) -> TorchModel:
     """Return a decoder whose layers are torch's, over packed matrices if there are functions for them.
 
     Args:
         fast_mixers: make the fast forms of mixers, given the norm in front of each and what joins matrices.
-        norm: makes that of a norm. layer: makes the layers.
+        norm: makes that of a norm. layer: makes the layers. finish: makes what follows a mixer instead, as
+            `dense_finish` does, where this process has all of each packed matrix.
     """
     matrix: Join = join if functions is None else partial(join_packed, functions)
 
-    def fast(loaded: Any) -> TorchDecoderLayer:
+    def fast(loaded: Any) -> nn.Module:
         mixer = fast_mixers[type(loaded.mixer)](loaded.mixer, norm(loaded.input_layernorm), matrix)
+        if functions is not None and exchange is WHOLE:
+            return BlockLayer(mixer, finish(loaded, mixer, norm(loaded.post_attention_layernorm), matrix))
         return layer(loaded, mixer, norm(loaded.post_attention_layernorm), matrix, exchange)
 
     return TorchModel(model.model, map(fast, model.model.layers), norm(model.model.norm))

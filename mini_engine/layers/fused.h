@@ -29,8 +29,8 @@ static void rms_norm(const Rows<T>& x, const W* weight, float eps, const Rows<T>
 
 // Norm and RoPE of one query or key head, in place: pairs (i, i + D/2) are rotated by the token's angles. Without a
 // weight there is no norm.
-template <typename T>
-static void norm_and_rope(T* head, const T* weight, const T* cos, const T* sin, int64_t dim, float eps) {
+template <typename T, typename W, typename A>
+static void norm_and_rope(T* head, const W* weight, const A* cos, const A* sin, int64_t dim, float eps) {
     const float factor = weight ? inverse_rms(head, dim, eps) : 1;
     for (int64_t i = 0, j = dim / 2; i < dim / 2; i += LANES, j += LANES) {
         const int64_t left = dim / 2 - i;
@@ -44,10 +44,12 @@ static void norm_and_rope(T* head, const T* weight, const T* cos, const T* sin, 
     }
 }
 
-INLINE vec silu(vec x) {  // x / (1 + e^-x); exp2 takes only arguments up to 0
-    const vec size = x < vec{} ? -x : x, e = exp2(size * -1.44269504088896f);
-    return x * (x < vec{} ? e : vec{} + 1.f) / (1.f + e);
+INLINE vec times_logistic(vec x, vec y) {  // x / (1 + e^-y); exp2 takes only arguments up to 0
+    const vec size = y < vec{} ? -y : y, e = exp2(size * -1.44269504088896f);
+    return x * (y < vec{} ? e : vec{} + 1.f) / (1.f + e);
 }
+INLINE vec silu(vec x) { return times_logistic(x, x); }
+INLINE vec gelu(vec x) { return times_logistic(x, x * (1.5957691216f + 0.0713548163f * x * x)); }  // the tanh form
 
 // ---------------------------------------------------------------- matrices with an operation behind them
 
@@ -68,9 +70,9 @@ static void add_linear(const Rows<T>& from, const Matrix& m, const Rows<T>& to) 
     });
 }
 
-// to = silu(gate) * up. A pair of tiles is one of gate's and the matching one of up's, so this needs no second pass.
-template <typename T>
-static void gate_and_up(const Rows<T>& from, const Matrix& gate, const Matrix& up, const Rows<T>& to) {
+// to = act(gate) * up. A pair of tiles is one of gate's and the matching one of up's, so this needs no second pass.
+template <typename T, typename F>
+static void gate_and_up(const Rows<T>& from, const Matrix& gate, const Matrix& up, const Rows<T>& to, F act) {
     const int64_t size = TILE * words<T>(from.width);
     const auto tiles_of = [&](int64_t tile, const int32_t** two) {
         two[0] = (const int32_t*)gate.tiles + tile * size;
@@ -80,9 +82,13 @@ static void gate_and_up(const Rows<T>& from, const Matrix& gate, const Matrix& u
         for (int r = 0; r < rows; r++, sums += 2 * TILE)
             for (int i = 0; i < TILE; i += LANES) {
                 const int64_t at = tile * TILE + i, count = to.width - at;
-                const vec active = silu(load(sums + i)) * load(sums + TILE + i);
+                const vec active = act(load(sums + i)) * load(sums + TILE + i);
                 if (count > 0) store_some(to.at(first + r) + at, active, count);
             }
     };
     each_pair(readable(from), (to.width + TILE - 1) / TILE, tiles_of, to, TILE, write_rows);
+}
+template <typename T>
+static void gate_and_up(const Rows<T>& from, const Matrix& gate, const Matrix& up, const Rows<T>& to) {
+    gate_and_up(from, gate, up, to, [](vec x) { return silu(x); });
 }

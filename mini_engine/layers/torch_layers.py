@@ -5,6 +5,7 @@ packs the weights. Norm and RoPE treat the heads of q and k as one tensor. Long 
 pieces, so that each operation finds the previous one's output in the cache.
 """
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mini_engine.attention.folded import multiplies_bfloat16
+from mini_engine.layers.blocks import PackedEntry
 from mini_engine.layers.exchange import WHOLE, Exchange
+from mini_engine.layers.packed_layers import PackedLinear
 from mini_engine.model.decoder import Decoder, DecoderLayer, scaled
 from mini_engine.model.layers import RMSNorm, SwiGLU
 from mini_engine.model.qwen3 import KvStore, Qwen3Attention
@@ -85,25 +88,32 @@ class TorchAttention(nn.Module):
         self.heads = tuple(heads)
         self.qkv, self.out = matrix(attention.q_proj, attention.k_proj, attention.v_proj), matrix(attention.o_proj)
         norms = (attention.q_norm, attention.k_norm)
-        self.head_norm = None  # or weights [H_q + H_kv, D]
+        self.head_norm, self.eps = None, 0.0  # or weights [H_q + H_kv, D]
         if not isinstance(attention.q_norm, nn.Identity):
             self.eps = attention.q_norm.eps
             self.head_norm = torch.cat([x.weight.data.expand(n, -1) for x, n in zip(norms, heads, strict=True)])
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
         """Write K and V of x `[T, hidden_size]`; return attention `[T, H_q * D]`."""
-        qkv = in_pieces(self.project, x, cos, sin)
-        q, k, v = qkv.split((*self.heads, self.heads[1]), dim=1)
+        qkv = in_pieces(self.project, x, cos, sin) if self.entry is None else self.entry(x, cos, sin)
+        q, k, v = qkv.view(len(x), -1, self.head_dim).split((*self.heads, self.heads[1]), dim=1)
         kv.set_kv(self.layer_idx, meta.slot_mapping, k, v)
         return kv.attend(self.layer_idx, q, meta).flatten(1)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return q, k and v of these rows side by side, `[T, H_q + 2 * H_kv, D]`: q and k normed and rotated."""
+        """Return q, k and v of these rows side by side, `[T, (H_q + 2 * H_kv) * D]`: q and k normed and rotated."""
         qkv = self.qkv(self.norm(x)).unflatten(1, (-1, self.head_dim))
         qk = qkv[:, : sum(self.heads)]
         normed = qk if self.head_norm is None else F.rms_norm(qk, qk.shape[2:], eps=self.eps) * self.head_norm
         qk.copy_(apply_rope(normed, cos, sin))
-        return qkv
+        return qkv.flatten(1)
+
+    @functools.cached_property
+    def entry(self) -> nn.Module | None:
+        """`project` in one call over a packed matrix; None: the matrix is another."""
+        if not isinstance(self.qkv, PackedLinear):
+            return None
+        return PackedEntry(self.norm, self.qkv, sum(self.heads), self.head_dim, self.head_norm, self.eps)
 
 
 class TorchFeedForward(nn.Module):

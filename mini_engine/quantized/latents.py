@@ -5,6 +5,7 @@ weighted sum of rotated latents, is rotated back; keys and values are expanded f
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -15,6 +16,7 @@ from torch import Tensor
 from mini_engine.attention.contract import Batch, Wanted
 from mini_engine.base.native_build import Library
 from mini_engine.latents import attention
+from mini_engine.latents.absorb import absorbed_attention
 from mini_engine.latents.contract import LatentKernel
 from mini_engine.latents.cpu import ATTENTION, LATENT_HEADERS, call
 from mini_engine.quantized.formats import FORMATS, RowFormat
@@ -67,7 +69,8 @@ def in_torch(attend: Callable[..., Tensor]) -> Callable[[Wanted], LatentKernel]:
 def load_cpu(wanted: Wanted) -> LatentKernel:
     """Return the C++ kernel, built first if necessary; UserError if it cannot be built or the dtype is another."""
     function_for(cast(str, wanted.rows), wanted.dtype)
-    return row_kernel(wanted, lambda rows: partial(latent_attention, rows.name))
+    kernel = row_kernel(wanted, lambda rows: partial(latent_attention, rows.name))
+    return replace(kernel, absorbed=absorbed_attention)
 
 
 LOADERS = {

@@ -4,6 +4,7 @@ The text is never computed: the scheduler is told that it was, and the pool hold
 read.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,9 +38,11 @@ def add_requests(scheduler: Scheduler, jobs: list[tuple[int, int]]) -> list[Requ
 
 def without_model(scheduler: Scheduler) -> Iterator[list[Chunk]]:
     """Run the scheduler until all requests have ended, each token made up. Yield each step's chunks."""
+    chance = random.Random(0)
     while scheduler.requests:
         chunks = scheduler.schedule()
-        scheduler.update(chunks, [Sampled(1, None)] * sum(chunk.samples for chunk in chunks))
+        sampled = [Sampled(chance.randrange(100), None) for _ in range(sum(chunk.samples for chunk in chunks))]
+        scheduler.update(chunks, sampled)
         yield chunks
 
 
@@ -72,7 +75,9 @@ def decoding_scheduler(running: int, history: int, num_blocks: int | None = None
 def random_kv(engine: Engine) -> Any:
     """Fill the engine's pool with random numbers, and return it."""
     pool: Any = engine.runner.pool
-    kv = getattr(pool, "kv", pool)
+    kv = pool
+    while hasattr(kv, "kv"):
+        kv = kv.kv
     for tensor in (*kv.K, *kv.V):
         tensor.normal_()
     return pool

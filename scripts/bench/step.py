@@ -16,6 +16,7 @@ from scripts.bench.behind import decoding_scheduler
 from scripts.bench.common import Report
 from scripts.bench.options import add_batches, add_checkpoint, checkpoint_of
 from scripts.bench.peers import weight_bytes
+from scripts.bench.predicted import Cost, step_costs
 from scripts.bench.scheduler import NoModel
 from scripts.bench.turns import READ_BYTES, Timing, memory_reader, take_turns
 
@@ -92,14 +93,12 @@ def contenders(model, batch: int, history: int) -> dict[str, Callable[[], Any]]:
 
 def limits(config, num_bytes: int, batch: int, history: int, rates, dtype) -> dict[str, float]:
     """Return each part's lower bound in seconds: reading its bytes, or its arithmetic if that takes longer."""
-    matrix = rates.matrix[str(dtype).removeprefix("torch.")]
-    kv_bytes = batch * history * config.kv_bytes_per_token(dtype)
-    kv_work = 4 * batch * history * config.num_attention_heads * config.head_dim * config.num_hidden_layers
-    return {
-        "linears": max(num_bytes / rates.read, 2 * batch * num_bytes / dtype.itemsize / matrix),
-        "attention": max(kv_bytes / rates.read, kv_work / matrix),
-        "sampling": batch * config.vocab_size * dtype.itemsize / rates.read,
+    costs = {
+        "linears": Cost(num_bytes, 2 * batch * num_bytes / dtype.itemsize),
+        "attention": step_costs(config, batch, history, dtype)["attention"],
+        "sampling": Cost(batch * config.vocab_size * dtype.itemsize),
     }
+    return {part: cost.seconds(rates, dtype) for part, cost in costs.items()}
 
 
 def parts_of(timings: dict[str, Timing]) -> dict[str, float]:

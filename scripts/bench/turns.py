@@ -101,6 +101,15 @@ def memory_reader(device: str = "cpu") -> Callable[[], Any]:
     return torch.ones(read_bytes(device) // 4, device=device).max
 
 
+def matrix_product(dtype: Any, device: str = "cpu") -> Callable[[], Any]:
+    """Return a contender that multiplies square matrices: MATRIX rows on a CPU, GPU_MATRIX on a GPU."""
+    import torch
+
+    size = MATRIX if device == "cpu" else GPU_MATRIX
+    a = torch.rand(size, size, device=device).to(dtype)  # a GPU is faster with all ones
+    return lambda: a @ a
+
+
 def synchronized(run: Callable[[], Any], device: str) -> Callable[[], Any]:
     """On a GPU, wait until the work is done, not only queued."""
     if device == "cpu":
@@ -143,6 +152,5 @@ def measure_rates(device: str = "cpu", seconds: float = 0.3, dtypes: Sequence[st
     read = read_bytes(device) / median_of(memory_reader(device))
     matrix, size = {}, MATRIX if device == "cpu" else GPU_MATRIX
     for name in dtypes:
-        a = torch.rand(size, size, device=device).to(getattr(torch, name))  # a GPU is faster with all ones
-        matrix[name] = 2 * size**3 / median_of(lambda a=a: a @ a)
+        matrix[name] = 2 * size**3 / median_of(matrix_product(getattr(torch, name), device))
     return Rates(read, matrix)

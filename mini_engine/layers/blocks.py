@@ -1,0 +1,204 @@
+"""Course machinery. What lies around a mixer in one call of `blocks.cpp` each, for families whose layers are several.
+
+Lesson 9 runs all layers of a Qwen3 in one call. Other mixers, norms behind a mixer, or another activation take a call
+in front of the mixer and one behind it.
+"""
+
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mini_engine.base.native_build import Library, Signature
+from mini_engine.layers.native import Matrix
+from mini_engine.layers.native import Memory as Place
+from mini_engine.layers.packed_layers import PackedLinear
+from mini_engine.layers.packed_step import alloc_padded, memory
+
+HERE = Path(__file__).parent
+SOURCES = (
+    *(HERE / name for name in ("blocks.cpp", "fused.h", "linear.h")),
+    HERE.parent / "attention" / "vectors.h",
+)
+
+
+class Norm(ctypes.Structure):
+    """A norm with a float32 weight; null: none."""
+
+    _fields_ = (("weight", c_void_p), ("eps", c_float))
+
+
+class Entry(ctypes.Structure):
+    """A mixer's input, and this step's activations."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("rows", "hidden")),
+        *((name, Place) for name in ("x", "normed", "out")),
+        *(("norm", Norm), ("matrix", Matrix)),
+        *((name, c_int64) for name in ("heads", "dim")),
+        ("head_norm", Norm),
+        *((name, c_void_p) for name in ("cos", "sin")),
+        ("has_floats", c_int64),
+    )
+
+
+class Half(ctypes.Structure):
+    """A matrix whose result is added to x."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("rows", "hidden", "width")),
+        *((name, Place) for name in ("x", "from", "delta")),
+        *(("after", Norm), ("matrix", Matrix)),
+    )
+
+
+class FeedForward(ctypes.Structure):
+    """A feed-forward block up to its last matrix."""
+
+    _fields_ = (
+        *(("normed", Place), ("norm", Norm)),
+        *((name, Matrix) for name in ("gate", "up")),
+        ("has_gelu", c_int64),
+    )
+
+
+FUNCTIONS = {
+    "enter": Signature((POINTER(Entry), c_int), None),
+    "add": Signature((POINTER(Half), c_int), None),
+    "finish": Signature((POINTER(Half), POINTER(FeedForward), POINTER(Half), c_int), None),
+}
+LIBRARY = Library(SOURCES, FUNCTIONS, "the packed backend", "the torch backend takes any dtype")
+
+
+def scale_of(norm: Any) -> Tensor:
+    """Return what a norm multiplies by, in float32."""
+    return norm.scale if hasattr(norm, "scale") else norm.weight.data.float()
+
+
+class PackedEntry(nn.Module):
+    """A mixer's input in one call: norm and a packed matrix, then norm and RoPE of the first heads of its outputs.
+
+    Args:
+        norm: of x. linear: takes the normed x. head_norm: `[heads, D]`, multiplies the normed heads; None: heads are
+            not normed. heads, dim: how many heads are rotated, and their size.
+    """
+
+    def __init__(
+        self,
+        norm: Any,
+        linear: PackedLinear,
+        heads: int = 0,
+        dim: int = 0,
+        head_norm: Tensor | None = None,
+        head_eps: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.linear, self.scale = linear, scale_of(norm)
+        self.head_scale = None if head_norm is None else head_norm.float()
+        self.function = LIBRARY.function("enter", linear.weight.dtype)
+        self.struct = Entry(
+            hidden=linear.packed.in_features,
+            norm=Norm(self.scale.data_ptr(), norm.eps),
+            matrix=linear.matrix,
+            heads=heads,
+            dim=dim,
+        )
+        if self.head_scale is not None:
+            self.struct.head_norm = Norm(self.head_scale.data_ptr(), head_eps)
+
+    def forward(self, x: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> Tensor:
+        """Map x `[T, in_features]` to `[T, out_features]`. cos, sin: `[T, D]`, of x's dtype or float32."""
+        check_rows(x, self.linear)
+        struct, out = self.struct, x.new_empty(len(x), self.linear.packed.out_features)
+        normed = alloc_padded(x, x.shape[1])
+        struct.rows, struct.x, struct.normed, struct.out = len(x), memory(x), memory(normed), memory(out)
+        if cos is not None and sin is not None:
+            cos, sin = cos.contiguous(), sin.contiguous()
+            struct.cos, struct.sin, struct.has_floats = cos.data_ptr(), sin.data_ptr(), cos.dtype == torch.float32
+        self.function(struct, torch.get_num_threads())
+        return out
+
+
+class PackedFinish(nn.Module):
+    """What follows a mixer: its last matrix and a dense feed-forward block, each added to x; norms behind both or none.
+
+    Args:
+        out: the mixer's last matrix. norm: in front of the feed-forward block `mlp`, whose matrices `matrix` makes.
+        after: the norms of what is added to x, of the mixer and of the block.
+    """
+
+    def __init__(
+        self, out: PackedLinear, norm: Any, mlp: Any, matrix: Callable[..., Any], after: tuple[Any, ...] = (None, None)
+    ) -> None:
+        super().__init__()
+        self.out = out
+        self.gate, self.up, self.down = matrix(mlp.gate_proj), matrix(mlp.up_proj), matrix(mlp.down_proj)
+        self.scale = scale_of(norm)
+        self.after = [None if one is None else scale_of(one) for one in after]
+        self.halves = [
+            half_of(linear, scale, one) for linear, scale, one in zip((out, self.down), self.after, after, strict=True)
+        ]
+        self.block = FeedForward(
+            norm=Norm(self.scale.data_ptr(), norm.eps),
+            gate=self.gate.matrix,
+            up=self.up.matrix,
+            has_gelu=mlp.act is not F.silu,
+        )
+        self.function = LIBRARY.function("finish", out.weight.dtype)
+
+    def forward(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Add both results to x `[T, hidden_size]`, in place. mixed: `[T, …]`, the mixer's."""
+        check_rows(mixed, self.out)
+        normed, active = alloc_padded(x, x.shape[1]), alloc_padded(x, self.down.packed.in_features)
+        delta = alloc_padded(x, x.shape[1]) if self.after[0] is not None else x
+        for half, rows in zip(self.halves, (mixed, active), strict=True):
+            describe(half, x, rows, delta)
+        self.block.normed = memory(normed)
+        self.function(self.halves[0], self.block, self.halves[1], torch.get_num_threads())
+        return x
+
+
+class PackedResidual(nn.Module):
+    """A mixer's last matrix, whose result is added to x."""
+
+    def __init__(self, out: PackedLinear) -> None:
+        super().__init__()
+        self.out, self.struct = out, half_of(out)
+        self.function = LIBRARY.function("add", out.weight.dtype)
+
+    def forward(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Add the result for `mixed` to x `[T, hidden_size]`, in place."""
+        check_rows(mixed, self.out)
+        describe(self.struct, x, mixed, x)
+        self.function(self.struct, torch.get_num_threads())
+        return x
+
+
+def normed(norm: nn.Module, linear: nn.Module) -> nn.Module:
+    """Return a norm and a linear layer behind it, in one call if the layer is packed."""
+    return PackedEntry(norm, linear) if isinstance(linear, PackedLinear) else nn.Sequential(norm, linear)
+
+
+def half_of(linear: PackedLinear, scale: Tensor | None = None, norm: Any = None) -> Half:
+    """Return the struct of a matrix whose result is added to x; the modules must outlive it."""
+    after = Norm() if scale is None else Norm(scale.data_ptr(), norm.eps)
+    sizes = dict(hidden=linear.packed.out_features, width=linear.packed.in_features)
+    return Half(matrix=linear.matrix, after=after, **sizes)
+
+
+def describe(half: Half, x: Tensor, rows: Tensor, delta: Tensor) -> None:
+    """Point to this step's activations."""
+    half.rows, half.x, half.delta = len(x), memory(x), memory(delta)
+    setattr(half, "from", memory(rows))
+
+
+def check_rows(x: Tensor, linear: PackedLinear) -> None:
+    """Raise ValueError unless the rows x fit a matrix, and each is contiguous."""
+    inputs, dtype = linear.packed.in_features, linear.weight.dtype
+    if x.shape[1:] != (inputs,) or x.dtype != dtype or x.stride(1) != 1:
+        raise ValueError(f"x is {x.dtype} {list(x.shape)}; this layer takes {dtype} [T, {inputs}]")
