@@ -45,6 +45,7 @@ STEP_OPTIONS = {  # fields of SchedulerConfig; the server sets the policy
     "chunked_prefill_size": "per prompt (default: 512)",
     "watermark": "blocks kept free per running request (default: 0.5)",
     "reserve_answers": "admit only what needs no preemption",
+    "overtaking": "how much later a prompt may finish because short ones overtake it (default: 0.1, a tenth)",
 }
 SHORT = {
     "enable_prefix_caching": ["--prefix-caching"],

@@ -45,6 +45,8 @@ class Request:
     matcher: the state of the answer in `params.grammar`.
     prompt_logprobs: those of the prompt's tokens from the second on, as far as computed, if `params` asks for them.
     arrival: its position in the order of arrival, assigned by the scheduler.
+    arrived_at: how many tokens the scheduler had handed out when it arrived.
+    num_overtaken: tokens of later prompts that have gone before it since.
     num_computed_tokens: leading tokens whose KV is written. A preemption resets it to 0.
     num_cached_tokens: leading tokens that had KV already when it was first admitted.
     """
@@ -63,6 +65,8 @@ class Request:
     matcher: Matcher = field(init=False)
     seed: int = field(init=False)
     arrival: int = field(init=False, default=0)
+    arrived_at: int = field(init=False, default=0)
+    num_overtaken: int = field(init=False, default=0)
     num_computed_tokens: int = field(init=False, default=0)
     num_cached_tokens: int = field(init=False, default=0)
     num_preemptions: int = field(init=False, default=0)

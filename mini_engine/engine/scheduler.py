@@ -1,9 +1,10 @@
 """Lesson 5. Chooses which requests run in the next step and how many tokens each one gets. No tensors, no model.
 
 A step is a list of chunks. Decoding requests come first, one token each; the rest of the step's token budget goes to
-prompts, in chunks as large as still fit, and then to waiting requests. The pool promises every request it admits room
-for all tokens known so far. Answers outgrow that promise block by block. When the promises no longer fit, the newest
-running request is preempted: its blocks are freed, and its tokens are computed again later.
+prompts, in chunks as large as still fit, and then to waiting requests. A short prompt may overtake long ones. The pool
+promises every request it admits room for all tokens known so far. Answers outgrow that promise block by block. When the
+promises no longer fit, the newest running request is preempted: its blocks are freed, and its tokens are computed again
+later.
 
 Scheduling step by step: Yu et al., Orca, 2022. Chunks beside decodes: Agrawal et al., Sarathi-Serve, 2024.
 Preemption by recomputation: Kwon et al., vLLM, 2023.
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 from mini_engine.base.errors import EngineDead, TooLong, UserError
 from mini_engine.base.values import shown
+from mini_engine.engine.overtaking import overtakers
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SampleRow
@@ -79,7 +81,9 @@ class Scheduler:
         self.requests: dict[str, Request] = {}  # all unfinished ones
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.ahead: set[Request] = set()  # prompts that overtake others
         self.arrivals = count()
+        self.num_scheduled = 0  # tokens of all steps so far
         self.num_preemptions = 0
 
     def add(self, request: Request) -> None:
@@ -97,18 +101,21 @@ class Scheduler:
                 f"{len(request.prompt_ids)} prompt tokens and {request.params.max_tokens} new ones need {need} blocks "
                 f"of {size}; the whole pool has {usable}, so shorten the prompt or ask for fewer tokens"
             )
-        request.arrival = next(self.arrivals)
+        request.arrival, request.arrived_at = next(self.arrivals), self.num_scheduled
         self.requests[request.id] = request
         insort(self.waiting, request, key=self.order)
 
     def schedule(self) -> list[Chunk]:
         """Return the next step's chunks, with blocks for them; empty if there is nothing to compute."""
         spare = self.make_room()
-        chunks = self.continue_running(self.config.max_num_batched_tokens)
         if self.waiting:
             self.arrange(self.waiting)
+        spare = self.overtake(spare)
+        chunks = self.continue_running(self.config.max_num_batched_tokens)
+        if self.waiting:
             used = sum(chunk.stop - chunk.start for chunk in chunks)
             chunks += self.admit(self.config.max_num_batched_tokens - used, spare)
+        self.num_scheduled += sum(chunk.stop - chunk.start for chunk in chunks)
         return chunks
 
     def reserved_tokens(self, request: Request) -> int:
@@ -142,10 +149,31 @@ class Scheduler:
         self.num_preemptions += 1
         insort(self.waiting, request, key=self.order)
 
-    def continue_running(self, budget: int) -> list[Chunk]:
-        """Return chunks for running requests: one token for each that decodes; prompts share the rest, in order.
+    def overtake(self, spare: int) -> int:
+        """Let short prompts go before longer ones in this step: they are `ahead`, and admitted if they wait.
 
-        No chunk is empty: a prompt for which no budget is left gets none. The chunks may come in any order.
+        Returns:
+            how many of the `spare` blocks are left.
+        """
+        self.ahead = {request for request in self.ahead if request.is_prefilling and request in self.running}
+        for request, passed in overtakers(self, spare) if self.waiting and self.config.overtaking else ():
+            if request in self.waiting:
+                num_tokens = self.reserved_tokens(request)
+                cost = self.manager.cost(request.token_ids, num_tokens, request.namespace)
+                if cost.should_wait:
+                    continue
+                spare -= cost.num_blocks
+                self._start(request)
+            self.ahead.add(request)
+            for other in passed:
+                other.num_overtaken += request.num_uncomputed_tokens
+        return spare
+
+    def continue_running(self, budget: int) -> list[Chunk]:
+        """Return chunks for running requests: one token for each that decodes; prompts share the rest.
+
+        Prompts come in order, but those that are `ahead` before the others. No chunk is empty: a prompt for which no
+        budget is left gets none. The chunks may come in any order.
         """
         chunks, prompts = [], []
         for request in self.running:
@@ -155,7 +183,7 @@ class Scheduler:
             else:
                 prompts.append(request)
         budget -= len(chunks)
-        for request in prompts:
+        for request in sorted(prompts, key=lambda request: request not in self.ahead):
             if budget:
                 chunks.append(self.chunk(request, budget))
                 budget -= chunks[-1].stop - chunks[-1].start

@@ -19,6 +19,7 @@ class SchedulerConfig:
     chunked_prefill_size: tokens of one prompt computed in one step.
     watermark: blocks per running request that an admission leaves free, because running requests will soon need more.
     reserve_answers: promise room for the whole answer. No request is preempted then, but fewer run at once.
+    overtaking: how much longer a prompt may take because shorter ones overtake it: 0.1 is a tenth; 0: none overtakes.
     policy: "fcfs", first come first served, or "priority", smaller numbers first.
     """
 
@@ -27,12 +28,14 @@ class SchedulerConfig:
     chunked_prefill_size: int = 512
     watermark: float = 0.5
     reserve_answers: bool = False
+    overtaking: float = 0.1
     policy: str = "fcfs"
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():  # the only way to set a frozen field:
             object.__setattr__(self, name, checked_whole(name, getattr(self, name), least))
         checked_real("watermark", self.watermark, 0)
+        checked_real("overtaking", self.overtaking, 0, 1)
         check_switch("reserve_answers", self.reserve_answers)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise UserError(

@@ -1,10 +1,17 @@
-"""Lesson 5. Suite `admission`: steps, preemptions and repeated work, by how much room admission reserves. No model."""
+"""Lesson 5. Suite `admission`: steps, preemptions and repeated work, by how much room admission reserves. No model.
+
+A second table has the steps to the first tokens where short prompts may overtake long ones, and where they may not.
+"""
 
 import random
+import statistics
+from collections.abc import Iterator
+from typing import Any
 
 from scripts.bench.behind import add_requests, without_model
 from scripts.bench.common import Report
 
+from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.manager import KvCacheManager
@@ -17,6 +24,7 @@ POLICIES = {
 }
 BLOCK_SIZE = 16
 REQUESTS, SHARE = 64, 0.25  # of the blocks that all of them need
+LONG, ANSWER = 7000, 10  # tokens of a prompt that others wait behind, and of all answers
 
 
 def load_of(requests: int, seed: int) -> list[tuple[int, int]]:
@@ -47,6 +55,37 @@ def simulate(load, num_blocks: int, **limits) -> dict[str, float]:
     }
 
 
+def steps_to_first_tokens(jobs: list[tuple[int, int, int]], overtaking: float) -> list[int]:
+    """Return how many steps each prompt waits. jobs: step of arrival, prompt tokens and answer tokens, in order."""
+    scheduler = Scheduler(KvCacheManager(10_000, BLOCK_SIZE), SchedulerConfig(overtaking=overtaking))
+    requests, ends, step = [], {}, 0
+    while len(ends) < len(jobs):
+        new = [(prompt, answer) for start, prompt, answer in jobs if start == step]
+        requests += add_requests(scheduler, new, len(requests))
+        chunks, step = scheduler.schedule(), step + 1
+        for name in scheduler.update(chunks, [Sampled(1, None)] * sum(chunk.samples for chunk in chunks)):
+            ends.setdefault(int(name), step)
+    return [ends[place] - start for place, (start, _, _) in enumerate(jobs)]
+
+
+def overtaking_rows() -> Iterator[dict[str, Any]]:
+    """Yield the steps to the first tokens behind four long prompts, first come, first served and with overtaking."""
+    long = [(0, LONG, ANSWER)] * 4
+    loads = {f"one prompt of {tokens}": [*long, (0, tokens, ANSWER)] for tokens in (4, 400)} | {
+        "one of 40 in every step": sorted([*long, *((step, 40, ANSWER) for step in range(60))], key=lambda job: job[0])
+    }
+    for name, jobs in loads.items():
+        for overtaking in (0, SchedulerConfig.overtaking):
+            steps = steps_to_first_tokens(jobs, overtaking)
+            yield {
+                f"behind four of {LONG:,}": name,
+                "overtaking": overtaking,
+                "its first token": statistics.median(steps[4:]),
+                "the first long one's": steps[0],
+                "the last long one's": steps[3],
+            }
+
+
 def run(args) -> Report:
     """Measure each policy on the same loads; figures are means over the loads."""
     seeds = range(2 if args.quick else args.rounds or 8)
@@ -59,4 +98,4 @@ def run(args) -> Report:
             found.append(simulate(load, max(max(needs), int(SHARE * sum(needs))), **limits))
         rows.append({"promised": name} | {key: sum(f[key] for f in found) / len(found) for key in found[0]})
     note = f"{REQUESTS} requests at once, a pool of {SHARE:g} of their total need, {len(seeds)} loads"
-    return Report("admission", rows, [note])
+    return Report("admission", rows, [note], more=list(overtaking_rows()))

@@ -25,11 +25,11 @@ from mini_engine.kv.manager import KvCacheManager
 STD = 0.02
 
 
-def add_requests(scheduler: Scheduler, jobs: list[tuple[int, int]]) -> list[Request]:
-    """Add a request for each prompt length and answer length. No two prompts begin alike."""
+def add_requests(scheduler: Scheduler, jobs: list[tuple[int, int]], first: int = 0) -> list[Request]:
+    """Add a request for each prompt length and answer length, with ids from `first` on. No two prompts begin alike."""
     requests = [
         Request(str(i), [1 + i] * prompt, SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True))
-        for i, (prompt, answer) in enumerate(jobs)
+        for i, (prompt, answer) in enumerate(jobs, first)
     ]
     for request in requests:
         scheduler.add(request)

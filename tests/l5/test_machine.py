@@ -105,9 +105,13 @@ class World:
 class EngineMachine(RuleBasedStateMachine):
     """Requests arrive, end, fail and are preempted, in a pool with room for about two of them."""
 
-    @initialize(policy=st.sampled_from(["fcfs", "priority"]), watermark=st.sampled_from([0, 0.5]))
-    def begin(self, policy, watermark):
-        self.world = World(policy=policy, watermark=watermark)
+    @initialize(
+        policy=st.sampled_from(["fcfs", "priority"]),
+        watermark=st.sampled_from([0, 0.5]),
+        overtaking=st.sampled_from([0.1, 1]),
+    )
+    def begin(self, **limits):
+        self.world = World(**limits)
 
     @rule(
         prompt_len=st.integers(0, 40), max_tokens=st.integers(1, 20), seed=st.integers(0, 9), priority=st.integers(0, 2)

@@ -70,6 +70,21 @@ def test_no_step_is_larger_than_its_budget():
 
 
 @pytest.mark.task(2)
+def test_prompts_that_overtake_come_before_the_others():
+    manager = CountingManager(usable=20)
+    running = [
+        prefilling(manager, "a", 20, computed=4),
+        decoding(manager, "b"),
+        prefilling(manager, "c", 5, computed=0),
+    ]
+    scheduler = scheduler_with(manager, running=running)
+    scheduler.ahead = {running[2]}
+    assert by_id(scheduler.continue_running(8)) == [("a", 4, 6), ("b", 4, 5), ("c", 0, 5)], (
+        "b decodes and takes 1 of 8 tokens; c overtakes a and takes 5; the other 2 are a's"
+    )
+
+
+@pytest.mark.task(2)
 def test_a_chunk_has_at_most_chunked_prefill_size_tokens():
     manager = CountingManager()
     running = [prefilling(manager, name, 10, computed=2) for name in "ab"]
