@@ -8,6 +8,7 @@ import json
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -57,6 +58,7 @@ class Peer:
                 stderr=self.log,
                 encoding="utf-8",
                 env=inherited | QUIET | (environment or {}),
+                start_new_session=True,  # with its children it can be killed as one
             )
         except OSError as error:
             self.log.close()
@@ -122,8 +124,9 @@ class Peer:
             self.close()
 
     def close(self) -> None:
-        """Kill the process, whatever its state."""
-        self.process.kill()
+        """Kill the process and its children, whatever their state."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL) if hasattr(os, "killpg") else self.process.kill()
         self.process.wait()
         with contextlib.suppress(OSError):
             self.stdin.close()

@@ -1,7 +1,7 @@
 """Course machinery. One engine in its own process, driven over pipes: a line of JSON in, a line of JSON out.
 
-    {"do": "load", "engine": NAME, "model": DIR, "dtype": "bfloat16", "threads": 2, "pool_gib": 1, "longest": 2048}
-                                                                                      -> version, pool_bytes
+    {"do": "load", "engine": NAME, "model": DIR, "dtype": "bfloat16", "threads": 2, "pool_gib": 1, "longest": 2048,
+     "at_once": 32, "text": 544, "token_bytes": 114688}                               -> version, pool_bytes
     {"do": "run", "jobs": [[[prompt ids], tokens wanted], ...]}                       -> a Watch's figures
     {"do": "quit"}                                                                    -> peak_bytes
 
@@ -11,6 +11,7 @@ engine only to run it. Nothing that an engine prints gets into the answers.
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -75,25 +76,48 @@ def load_vllm(request: dict) -> Loaded:
     return vllm.__version__, request["pool_gib"] * 2**30, runs.vllm(engine)
 
 
+def load_llama(request: dict) -> Loaded:
+    """Load llama.cpp: its server, and clients that stream."""
+    from scripts.bench.peer_llama import load_llama
+
+    return load_llama(request)
+
+
+def load_openvino(request: dict) -> Loaded:
+    """Load OpenVINO GenAI's continuous batching."""
+    from scripts.bench.peer_openvino import load_openvino
+
+    return load_openvino(request)
+
+
 ENGINES = {
     "ours": load_ours,
     "ours without a compiler": load_ours,
     "transformers generate": load_padded,
     "vllm": load_vllm,
+    "llama.cpp": load_llama,
+    "openvino": load_openvino,
 }
 
 # ---------------------------------------------------------------- the loop
 
 
 def peak_bytes() -> int:
-    """Return this process's peak memory in bytes; 0 if the system does not report it."""
+    """Return the peak memory in bytes of this process's largest child or of itself; 0 if the system does not report it.
+
+    An engine that is a program of its own is a child, and what this process needs to start it does not count.
+    """
     try:
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8").split()
+        return max(map(peak_of, children or ["self"]))
     except OSError:
-        pass
-    return 0
+        return 0
+
+
+def peak_of(process: str) -> int:
+    """Return a process's peak memory in bytes."""
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def answer(state: dict, request: dict) -> dict:
@@ -131,7 +155,9 @@ def serve(answer: Callable[[dict], dict]) -> None:
         if request["do"] == "quit":
             break
     answers.close()
-    os._exit(0)  # an engine's threads or children might keep the process alive
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():  # an engine may be a child, such as llama.cpp's server
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)  # an engine's threads might keep the process alive
 
 
 if __name__ == "__main__":

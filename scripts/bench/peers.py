@@ -1,15 +1,15 @@
-"""Course machinery. Suite `peers`: our engine against transformers and vLLM's CPU build, each in its own process.
+"""Course machinery. Suite `peers`: our engine against transformers, vLLM, llama.cpp and OpenVINO, each in a process.
 
 Every engine loads the same checkpoint and stays loaded; then all of them run each load in interleaved rounds. An engine
-that cannot run here is left out, with the reason. vLLM needs its own environment:
+that cannot run here is left out, with the reason. The other engines have environments of their own:
 
     python scripts/bench.py peers --vllm-python DIR/bin/python      (or the variable MINI_ENGINE_VLLM_PYTHON)
 
+and likewise --llama-cpp and --openvino-python. An engine that takes SLOW times as long as the fastest runs once a load.
 The model is a checkpoint of Qwen3-0.6B's shape with random weights, which is written if it does not exist yet.
 """
 
 import argparse
-import os
 import random
 import statistics
 import sys
@@ -22,6 +22,7 @@ from typing import Any
 
 from scripts.bench.common import Report
 from scripts.bench.options import add_checkpoint, add_choice, checkpoint_of
+from scripts.bench.peer_places import LLAMA, OPENVINO, VLLM, add_places, place_of, vllm_python
 from scripts.bench.peer_protocol import Peer, PeerError
 from scripts.bench.peer_worker import ENGINES
 from scripts.bench.runs import Jobs
@@ -33,10 +34,10 @@ import torch
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import DTYPES, Qwen3Config
 
-VLLM_VARIABLE = "MINI_ENGINE_VLLM_PYTHON"
 OURS = "ours"
 BEHIND = 64  # tokens of an answer after a long text: the first answers begin before the last prompt is computed
 PAUSE = 0.3  # seconds before each run: the previous engine's threads stop spinning within 0.2 s
+SLOW = 4
 
 
 def add_arguments(parser) -> None:
@@ -46,14 +47,19 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--behind", type=pair, nargs="+", default=[], metavar="NxM", help="instead: decode, N at once after M tokens"
     )
-    parser.add_argument("--vllm-python", metavar="PYTHON", help=f"Python that has vLLM (default: ${VLLM_VARIABLE})")
+    add_places(parser)
 
 
-def room_of(args) -> dict[str, int]:
-    """Return every engine's room: GiB for K and V, and the tokens of the longest text."""
-    longest = max((length for _, length in args.behind), default=0) + BEHIND
+def room_of(args, loads: dict[str, Jobs]) -> dict[str, int]:
+    """Return every engine's room: GiB for K and V, tokens of the longest text, and the most requests at once.
+
+    pool_gib is for engines that share their pool; llama.cpp has a slot of `text` tokens for each request at once.
+    """
     tokens = max((count * (length + BEHIND) for count, length in args.behind), default=0)
-    return {"pool_gib": 1 + tokens // 9000, "longest": max(2048, -(-longest // 1024) * 1024)}  # 0.6B's: 9,362 in a GiB
+    at_once = max(map(len, loads.values()))
+    text = max(len(ids) + wanted for jobs in loads.values() for ids, wanted in jobs)
+    pool_gib = 1 + tokens // 9000  # 0.6B's: 9,362 in a GiB
+    return {"pool_gib": pool_gib, "longest": max(2048, -(-text // 1024) * 1024), "at_once": at_once, "text": text}
 
 
 def pair(text: str) -> tuple[int, int]:
@@ -117,33 +123,33 @@ def weight_bytes(directory: Path, width: int) -> int:
 # ---------------------------------------------------------------- engines
 
 
-def vllm_python(args) -> tuple[str, dict[str, str]]:
-    """Return the Python that has vLLM, and the variables that its documentation advises.
+def place(name: str, args, stack: ExitStack) -> tuple[str, dict[str, str], dict[str, str]]:
+    """Return an engine's Python, additional environment variables, and what else its process must know.
 
     Raises:
-        PeerError: none was named.
+        PeerError: no place was given for it.
     """
-    python = args.vllm_python or os.environ.get(VLLM_VARIABLE)
-    if not python:
-        raise PeerError(f"no environment with vLLM given; use --vllm-python or set {VLLM_VARIABLE}")
-    threads = Path(python).absolute().parent.parent / "lib" / "libiomp5.so"
-    return python, {"LD_PRELOAD": str(threads)} if threads.is_file() else {}
+    if name == VLLM:
+        return *vllm_python(args), {}
+    if name == OPENVINO:
+        return place_of(name, args), {}, {}
+    if name == LLAMA:
+        return sys.executable, {}, {"home": place_of(name, args)}
+    if name == "ours without a compiler":  # hide the compiler and everything built before
+        empty = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-peers-", ignore_cleanup_errors=True))
+        return sys.executable, {"CXX": str(Path(empty) / "none"), "XDG_CACHE_HOME": empty}, {}
+    return sys.executable, {}, {}
 
 
-def start(name: str, args, model: Path, stack: ExitStack) -> tuple[Peer, dict]:
+def start(name: str, args, model: Path, room: dict[str, int], stack: ExitStack) -> tuple[Peer, dict]:
     """Return the engine's process, with the model loaded and warmed up, and the facts it reported.
 
     Raises:
         PeerError: the engine cannot run here.
     """
-    python, environment = sys.executable, {}
-    if name == "vllm":
-        python, environment = vllm_python(args)
-    if name == "ours without a compiler":  # hide the compiler and everything built before
-        empty = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-peers-", ignore_cleanup_errors=True))
-        environment = {"CXX": str(Path(empty) / "none"), "XDG_CACHE_HOME": empty}
+    python, environment, more = place(name, args, stack)
     peer = stack.enter_context(Peer(name, python, environment))
-    asked = {"do": "load", "engine": name, "model": str(model.resolve()), "dtype": args.dtype} | room_of(args)
+    asked = {"do": "load", "engine": name, "model": str(model.resolve()), "dtype": args.dtype} | room | more
     facts = peer.ask(asked | {"threads": torch.get_num_threads()}, timeout=900)
     chance = random.Random(1)
     for count in (1, 8):
@@ -152,13 +158,15 @@ def start(name: str, args, model: Path, stack: ExitStack) -> tuple[Peer, dict]:
     return peer, facts
 
 
-def start_all(args, model: Path, stack: ExitStack, notes: list[str]) -> tuple[dict[str, Peer], dict[str, int]]:
+def start_all(
+    args, model: Path, room: dict[str, int], stack: ExitStack, notes: list[str]
+) -> tuple[dict[str, Peer], dict[str, int]]:
     """Return the engines that run here and the bytes of their KV pools; name the others in the notes."""
     ready, pools = {}, {}
     for name in args.peers:
         begun = time.perf_counter()
         try:
-            ready[name], facts = start(name, args, model, stack)
+            ready[name], facts = start(name, args, model, room, stack)
             sys.stderr.write(f"{name} is ready, {time.perf_counter() - begun:.0f} s\n")
             pools[name] = facts["pool_bytes"]
             notes.append(f"{name}: {facts['version']}")
@@ -178,10 +186,10 @@ def rounds_of(ready: dict[str, Peer], jobs: Jobs, rounds: int, notes: list[str],
     The key "" holds the seconds for reading READ_BYTES in each round.
     """
     found: dict[str, list] = {name: [] for name in ("", *ready)}
-    read = memory_reader()
+    read, slow = memory_reader(), set()
     for number in range(1, rounds + 1):
         found[""].append(min(seconds_of(read) for _ in range(5)))
-        for name, peer in list(ready.items()):
+        for name, peer in [(name, peer) for name, peer in ready.items() if name not in slow]:
             time.sleep(PAUSE)
             try:
                 found[name].append(peer.ask({"do": "run", "jobs": jobs}))
@@ -190,6 +198,8 @@ def rounds_of(ready: dict[str, Peer], jobs: Jobs, rounds: int, notes: list[str],
                 notes.append(f"left out from here on: {name}; {why}")
                 peer.close()
                 del ready[name], found[name]
+        seconds = {name: found[name][0]["seconds"] for name in ready}
+        slow = {name for name, taken in seconds.items() if taken > SLOW * min(seconds.values())}
     return found
 
 
@@ -216,14 +226,15 @@ def run(args) -> Report:
     """Measure every load on every engine that runs here."""
     model = checkpoint_of(args)
     num_bytes = weight_bytes(model, DTYPES[args.dtype].itemsize)
-    vocab_size = Qwen3Config.from_dir(model).vocab_size
+    config = Qwen3Config.from_dir(model)
+    vocab_size, token_bytes = config.vocab_size, config.kv_bytes_per_token(DTYPES[args.dtype])
     loads = behind(args.behind, vocab_size) if args.behind else loads_of(vocab_size, args.quick)
     notes = [
         f"{model}, {args.dtype}, {torch.get_num_threads()} threads, {num_bytes / 1e9:.2f} GB of weights read per step"
     ]
     rows = []
     with ExitStack() as stack:
-        ready, pools = start_all(args, model, stack, notes)
+        ready, pools = start_all(args, model, room_of(args, loads) | {"token_bytes": token_bytes}, stack, notes)
         for name, jobs in loads.items():
             found = rounds_of(ready, jobs, args.rounds or (1 if args.quick else 3), notes, name)
             read = READ_BYTES / statistics.median(found[""]) / 1e9

@@ -23,8 +23,9 @@ from typing import Any
 
 from scripts.bench.common import Report
 from scripts.bench.options import add_checkpoint, checkpoint_of, link_or_copy
+from scripts.bench.peer_places import VLLM as VLLM_PLACE
+from scripts.bench.peer_places import add_places, vllm_python
 from scripts.bench.peer_protocol import PeerError
-from scripts.bench.peers import VLLM_VARIABLE, vllm_python
 from scripts.bench.runs import Jobs
 from scripts.bench.server_process import free_port, started
 from scripts.bench.serving_client import MODEL, Load, figures
@@ -44,7 +45,7 @@ PAUSE = 0.5  # seconds before each run: the other server's threads stop spinning
 def add_arguments(parser) -> None:
     """Add this suite's options."""
     add_checkpoint(parser)
-    parser.add_argument("--vllm-python", metavar="PYTHON", help=f"Python that has vLLM (default: ${VLLM_VARIABLE})")
+    add_places(parser, VLLM_PLACE)
     parser.add_argument(
         "--step-tokens", nargs="+", type=whole_number(AT_ONCE), default=[BATCH_TOKENS], metavar="N",
         help=f"our server's limits of tokens a step, at least {AT_ONCE}; a server for each (default: {BATCH_TOKENS})",
