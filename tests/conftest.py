@@ -42,6 +42,11 @@ hypothesis.settings.load_profile("course")
 providers._get_local_constants = lambda: providers._local_constants  # which stay empty
 
 
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests, which stay, out of collections: who asks for one waits for less."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _gpu_only(request: pytest.FixtureRequest) -> None:
     """Skip a test marked `gpu` if torch sees no CUDA device."""

@@ -12,7 +12,6 @@ AXE = ROOT / "tests" / "course" / "vendor" / "axe" / "axe.min.js"
 SCHEMES = {"light": "default", "dark": "slate"}  # as the theme names them
 ALL_RULES, CONTRAST = {}, {"runOnly": ["color-contrast"]}  # what axe looks at
 LOOKS = [("light", DESKTOP, ALL_RULES), ("light", PHONE, None), ("dark", PHONE, ALL_RULES), ("dark", DESKTOP, CONTRAST)]
-STRUCTURE = {"rules": {"color-contrast": {"enabled": False}}}  # what a page adds to the theme's colours
 EVERY_LOOK = [(scheme, width, ALL_RULES) for scheme in SCHEMES for width in (DESKTOP, PHONE)]
 
 STICKS_OUT = """() => [...document.querySelectorAll("body, .kv-hero *, .md-content *, .md-footer *")].filter(part => {

@@ -47,9 +47,3 @@ def test_a_command_prints_each_line_below_it(command, shown):
     said = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, encoding="utf-8", check=True).stdout
     printed = [line.split() for line in said.splitlines()]
     assert [line for line in shown.lines if line.split() not in printed] == []
-
-
-def test_there_are_twenty_questions_in_order_and_each_answer_is_folded():
-    asked = [heading for heading in INTERVIEW.headings if heading.level == 3]
-    assert [int(heading.text.partition(".")[0]) for heading in asked] == list(range(1, 21))
-    assert all(INTERVIEW.lines[heading.line + 1].startswith("<details") for heading in asked)

@@ -6,7 +6,7 @@ again. That scrolling shows the frames is looked at on each page's visit: test_v
 
 import re
 
-from scripts.traces.followed import CLOSE, sections
+from scripts.traces.followed import sections
 from scripts.website.browser import DESKTOP, PHONE, visiting
 
 import pytest
@@ -32,19 +32,6 @@ def test_each_part_of_a_text_names_a_frame_and_the_function_that_made_it(name):
     indices = [index for index, _ in section.steps]
     assert 4 <= len(indices) <= 10
     assert indices == sorted(set(indices)), "a text goes through the run in its order, and shows a frame once"
-
-
-def test_a_part_whose_frame_has_moved_is_told_what_the_frame_shows_now():
-    (section,) = sections(f"{OPEN}\n{STEP}\ntext\n<!-- frame: 2 Pool.free -->\n{CLOSE}\n")
-    moved, gone = section.complaints([{"code": "pool.py::Pool.free"}, {"code": "pool.py::Pool.take"}])
-    assert "frame 1" in moved and "Pool.take" in moved
-    assert "frame 2 does not exist" in gone
-
-
-@pytest.mark.parametrize("text", [STEP, CLOSE, OPEN, f"{OPEN}\n{OPEN}\n{CLOSE}", f"{OPEN}\n{CLOSE}\n{STEP}"])
-def test_a_comment_out_of_place_is_an_error(text):
-    with pytest.raises(ValueError, match="follow"):
-        sections(text)
 
 
 @each_followed

@@ -20,9 +20,8 @@ from scripts.grading.points import Graded, Item
 import pytest
 import yaml
 
-from lessons._course.catalog import read_lessons
 from lessons._course.handed_in import work_folder
-from lessons._course.places import ROOT_VARIABLE, Places
+from lessons._course.places import ROOT_VARIABLE
 from mini_engine.base.errors import UserError
 from tests.course.toy import Toy
 
@@ -276,20 +275,3 @@ def test_the_workflow_grades_with_options_that_exist_and_the_course_s_tests():
     assert paths == ["handed-in/${{ github.event.repository.name }}", "course"]
     folders = {step["working-directory"] for step in job["steps"] if "run" in step}
     assert folders == {"course"}, "what runs is the course's, and not the student's"
-
-
-@pytest.mark.nightly
-def test_a_real_lesson_solved_half_solved_and_broken(tmp_path):
-    places = Places.find()
-    [lesson] = [lesson for lesson in read_lessons(places) if lesson.number == 2]
-    sources = {Path(name).name: (places.root / name).read_text(encoding="utf-8") for name in lesson.modules}
-    half = sources["allocator.py"].replace("        del self.free_blocks[cut:]\n", "")
-    assert half != sources["allocator.py"]
-    changes = {"solved": sources["allocator.py"], "half": half, "broken": "def ("}
-    points = {}
-    for name, allocator in changes.items():
-        (folder := tmp_path / name / "l2").mkdir(parents=True)
-        for file, text in (sources | {"allocator.py": allocator}).items():
-            (folder / file).write_text(text, encoding="utf-8")
-        points[name] = grade(lesson, places, folder.parent, 300).points
-    assert points == {"solved": 120, "half": 70, "broken": 0}

@@ -182,11 +182,6 @@ def test_scripts_are_imported_from_the_root():
     assert not wrong, f"write `from scripts import …` or `from scripts.smoke.run import …`: {wrong}"
 
 
-def test_a_cycle_is_found_and_shown():
-    told = circle({"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("a"), "d": frozenset("a")})
-    assert told in {"a → b → c → a", "b → c → a → b", "c → a → b → c"} and circle({"a": frozenset("b")}) == ""
-
-
 def test_an_earlier_lesson_does_not_need_a_later_one():
     """Lesson N can be loaded without lesson N + 1."""
     wrong = {

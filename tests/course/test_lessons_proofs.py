@@ -31,7 +31,15 @@ NUMBER = re.compile(r"Lesson (\d+)\.")
 each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.id)
 each_task = pytest.mark.parametrize(
     ("lesson", "task"),
-    [pytest.param(lesson, task, id=f"{lesson.id}-{task.number}") for lesson in LESSONS for task in lesson.tasks],
+    [
+        pytest.param(
+            *(lesson, task),
+            id=f"{lesson.id}-{task.number}",
+            marks=() if task.number in lesson.core else pytest.mark.nightly,  # what is beyond the core
+        )
+        for lesson in LESSONS
+        for task in lesson.tasks
+    ],
 )
 each_bug = pytest.mark.parametrize(
     ("lesson", "bug"),

@@ -268,24 +268,3 @@ def test_slugs_are_githubs():
         "1. One **bold** word!": "1-one-bold-word",
     }.items():
         assert slug(heading) == expected
-
-
-def test_quoted_commands_are_read_with_their_marks(tmp_path):
-    text = (
-        "```bash\npython scripts/a.py --x 1   # why\n# nothing\nmake test\n"
-        "python -m lessons check 1 \\\n    --json\n```\n"
-        "<!-- not run: needs a GPU -->\n```bash\npip install x\n```\n"
-        "<!-- exits 2 -->\n```console\n$ python -m mini_engine nonsense\nsome output\n```\n"
-        "```bash\npython scripts/setup_env.py\npython scripts/a.py | head\n```\n"
-    )
-    found = list(quoted_commands(Page.parse(tmp_path / "x.md", text)))
-    assert [(c.line, c.text, bool(c.complaint), c.why_not) for c in found] == [
-        (2, "python scripts/a.py --x 1", False, ""),
-        (4, "make test", True, ""),
-        (5, "python -m lessons check 1 --json", False, ""),
-        (10, "pip install x", False, "needs a GPU"),
-        (14, "python -m mini_engine nonsense", False, ""),
-        (18, "python scripts/setup_env.py", True, ""),
-        (19, "python scripts/a.py | head", True, ""),
-    ]
-    assert found[2].allowed == {0, 1} and found[4].allowed == {2}

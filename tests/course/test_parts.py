@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from scripts import ROOT
 from scripts.pages.engine_modules import read_modules
 
-import pytest
-
 from mini_engine import LLM, SamplingParams
 
 KINDS = ("Engine", "Scheduler", "Manager", "Table", "Tree", "Request", "Runner", "Worker")
@@ -64,23 +62,6 @@ def test_no_lesson_inherits_from_the_engine_of_another():
 
 def test_nothing_is_altered_after_it_was_made():
     assert not (found := list(assigned(the_engine()))), f"hand the part to the constructor: {found}"
-
-
-@pytest.mark.parametrize(
-    "source, is_wrong",
-    [
-        ("class GuessingScheduler(Scheduler): ...", True),
-        ("class GuessingScheduler(scheduler.Scheduler): ...", True),
-        ("class Speculator: ...", False),
-        ("engine.runner = runner_for(engine)", True),
-        ("engine.scheduler.manager: Any = tiered", True),
-        ("setattr(engine, 'manager', tiered)", True),
-        ("def __init__(self, runner): self.runner = runner", False),
-    ],
-)
-def test_what_the_two_rules_see(source, is_wrong):
-    trees = {"engine.scheduler": ast.parse("class Scheduler: ..."), "later": ast.parse(source)}
-    assert bool([*inherited(trees), *assigned(trees)]) == is_wrong
 
 
 def files_of_a_decode_step() -> set[str]:

@@ -113,11 +113,11 @@ def test_the_first_request_always_gets_on_so_all_end(family, policy, seed, place
 def test_requests_are_preempted_at_all(family):
     """Otherwise the test before shows nothing."""
     total = 0
-    for seed in range(40):
+    for seed in range(10):
         world = World(family, random.Random(seed), "fcfs", PLACES)
         world.finish()
         total += world.engine.scheduler.num_preemptions
-    assert total > 10
+    assert total > 5
 
 
 @each_family

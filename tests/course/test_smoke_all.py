@@ -4,7 +4,6 @@ Protects the claim that all tokens are equal: no failed, hanging or missing scri
 """
 
 import importlib
-import json
 import os
 import signal
 import subprocess
@@ -202,15 +201,6 @@ def test_ctrl_c_stops_everything_at_once(course, running):
     err = process.communicate(timeout=60)[1]
     assert (process.returncode, err) == (130, "Stopped.\n"), err
     assert wait_for(lambda: all(map(is_gone, pids_of(course))))
-
-
-def test_json_is_one_object_and_nothing_else(course, capfd):
-    code, out, _ = run(capfd, "--json", "--only", "1")
-    report = json.loads(out)
-    assert code == 0 and report["match"] is True
-    [lesson] = report["lessons"]
-    assert (lesson["number"], lesson["equal_tokens"], lesson["tokens"]) == (1, 8, 8)
-    assert lesson["tokens_per_second"] == {"ours": 16.0, "hf": 4.0}
 
 
 @pytest.mark.parametrize("only", ["3", "x"])

@@ -1,7 +1,7 @@
-"""Course machinery. What a stranger meets first: dev container, issue forms, first issues, workflows, a release.
+"""Course machinery. What a stranger meets first: issue forms, workflows, a release.
 
-Protects people who have no clone yet, for whom a wrong key in one of these files is a form that GitHub does not show, a
-container that does not start, or a release that any push could trigger. GitHub reports none of that to a test.
+Protects people who have no clone yet, for whom a wrong key in one of these files is a form that GitHub does not show
+or a release that any push could trigger. GitHub reports none of that to a test.
 """
 
 import re
@@ -15,12 +15,9 @@ import pytest
 import yaml
 
 from lessons._course.pages import Page
-from lessons._course.quoted import quoted_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = [*sorted((ROOT / ".github/workflows").glob("*.yml")), ROOT / "lessons/classroom/grade.yml"]
-FIRST = ROOT / ".github/good-first-issues"
-FIRST_ISSUES = sorted(path for path in FIRST.glob("*.md") if path.name != "README.md")
 
 
 def name(path: Path) -> str:
@@ -66,30 +63,6 @@ def test_the_forms_name_a_command_that_takes_these_options(capsys):
         refused.main([*shlex.split(command), "--help"])
     assert left.value.code == 0 and "--out" in capsys.readouterr().out
     assert refused.FORM.endswith("refused-answer.yml"), "the command leads to the form"
-
-
-# First issues
-
-
-def test_first_issues_are_a_handful_and_all_listed():
-    assert 5 <= len(FIRST_ISSUES) <= 8
-    listed = re.findall(r"\]\(([\w-]+\.md)\)", (FIRST / "README.md").read_text(encoding="utf-8"))
-    assert sorted(listed) == sorted(path.name for path in FIRST_ISSUES)
-
-
-@pytest.mark.parametrize("path", FIRST_ISSUES, ids=name)
-def test_a_first_issue_says_what_where_and_how_to_check_and_is_still_there(path):
-    page = Page.read(path)
-    assert [heading.text for heading in page.headings if heading.level == 2] == ["What", "Where", "How to check"]
-    where = page.section("Where")
-    files = re.findall(r"`([\w./]+\.(?:py|md|toml))`", where)
-    assert files, "name a file"
-    for file in files:
-        assert (ROOT / file).is_file(), f"{file} is gone: is the gap still there?"
-    commands = list(quoted_commands(page))
-    assert commands and all(not command.complaint for command in commands if "mkdocs" not in command.text)
-    for word in (word for command in commands for word in command.arguments if word.startswith("tests/")):
-        assert (ROOT / word).exists(), f"{word} is gone"
 
 
 # Versions and what PyPI shows

@@ -1,9 +1,8 @@
 """Course machinery. One visit to each page, on a laptop and on a phone in the dark, and to each player on it.
 
 Protects readers from what a change of a page breaks most often: a table or code that is cut, a drawing that leaves its
-frame or has pale text, a player that stops, a name or a landmark that is missing, an error in the console. All pages
-share a tab. The other looks, the site read from disk and axe's contrast on every page are nightly: test_site.py,
-test_players.py.
+frame or has pale text, a player that stops, an error in the console. All pages share a tab. The other looks, the site
+read from disk and axe on every page are nightly: test_site.py, test_players.py.
 """
 
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from tests.course.test_traces import TRACES
 LAPTOP = 1440
 HIGHEST = 12_000  # pixels
 LESSONS = {f"{lesson.id}/README.md" for lesson in read_lessons(Places.find())}
-# Three kinds of pages: here axe looks at contrast and at what all pages have around their text, too.
+# Three kinds of pages, at which axe looks here; at night test_site.py lets it look at every page, in every look.
 COLOURFUL = {"README.md", "l2_token_flat/README.md", "l9_speed/README.md"}
 # Of the API's pages, all of one shape and made by one generator, CI visits one.
 ALIKE = {source for source in SOURCES if source.startswith("api/")} - {"api/attention.md"}
@@ -65,7 +64,8 @@ def test_a_page_and_its_players_are_whole(source, tab, site_http):
         leads_to_its_functions(player)
     if source == WALK:
         enters_its_stations(page, shown[0])
-    page.evaluate(looks.AXE.read_text(encoding="utf-8"))
+    if source in COLOURFUL:
+        page.evaluate(looks.AXE.read_text(encoding="utf-8"))
     was_wide = page.viewport_size["width"] == LAPTOP  # the last page's second look is this one's first
     found = [f"moves by {shift:.2f} while it loads: {moved}"] if shift > MOST_SHIFTED else []
     for is_wide in (was_wide, not was_wide):
@@ -74,10 +74,8 @@ def test_a_page_and_its_players_are_whole(source, tab, site_http):
         found += page.evaluate(looks.STICKS_OUT) + page.evaluate(looks.STOPS_WITHOUT_A_BOX)
         if is_wide == was_wide:
             found += page.evaluate(looks.FOLLOWS, 1 if is_wide else looks.SHARE)
-            place = {} if source in COLOURFUL else {"place": ".md-content"}
-            found += page.evaluate(looks.RUN_AXE, looks.STRUCTURE | place)
         if source in COLOURFUL:
-            found += page.evaluate(looks.RUN_AXE, looks.CONTRAST)
+            found += page.evaluate(looks.RUN_AXE, looks.ALL_RULES if is_wide == was_wide else looks.CONTRAST)
         for player in shown:
             found += player.figure.evaluate(looks.MISFITS, looks.SMALLEST_TEXT)
             found += player.figure.evaluate(LOW_CONTROLS, looks.SMALLEST_CONTROL)

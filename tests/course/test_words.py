@@ -107,22 +107,3 @@ def test_the_first_use_becomes_a_link_with_its_meaning_and_the_second_stays():
 )
 def test_headings_code_links_and_parts_of_words_stay(text):
     assert 'class="term"' not in convert(text)
-
-
-@pytest.mark.parametrize(
-    ("mark", "page", "linked"),
-    [
-        (" data-quiet", "l2_token_flat/README.md", False),
-        (' data-not="l2 l3"', "l2_token_flat/README.md", False),
-        (' data-not="l2 l3"', "l4_sampler/README.md", True),
-        (' data-not="l1"', "l10_device/README.md", True),
-        (' data-not="capstone"', "capstone.md", False),
-        (' data-not="l1"', "capstone.md", True),
-        ("", "glossary.md", False),
-        ("", "api.md", True),
-    ],
-)
-def test_a_word_can_be_left_alone_everywhere_or_on_some_pages(mark, page, linked):
-    html = convert("a block", page, FIRST_ROW.replace('"></a>', f'"{mark}></a>'))
-    assert ('class="term"' in html) == linked
-    assert not linked or f'href="{"" if "/" not in page else "../"}glossary.md#block"' in html

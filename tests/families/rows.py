@@ -264,6 +264,7 @@ nightly = pytest.mark.nightly
 SECOND = [models[1] for models in MODELS if models[0] in FIRST]
 INT4 = [model for model in ROUNDED if model.kv_dtype == "int4"]  # the coarsest rows, over the same paths as int8's
 each_family = parametrized(some(FIRST), some([*OTHERS, *ROUNDED], nightly))
+each_kind = parametrized(some(FIRST), some(OTHERS, nightly))  # kin share what makes a path another one
 each_exact = parametrized(some([*FIRST, *FIRST_KIN]), some((one for one in OTHERS if one not in FIRST_KIN), nightly))
 each_shape = parametrized(
     some([*FIRST, *SECOND, *KIN]), some((one for one in OTHERS if one not in [*SECOND, *KIN]), nightly)

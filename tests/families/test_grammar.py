@@ -15,7 +15,7 @@ from tests.families.engines import (
     limits_of,
     prompts_of,
 )
-from tests.families.rows import each_exact, nightly
+from tests.families.rows import each_kind, nightly
 
 PATHS = {"cached": {}, "guesses": {"speculate": 4}}
 OTHER_PATHS = {"chunks": {"limits": limits_of(7, 24)}, "tiers": TIERS, "padded": {"capture": no_graph}}
@@ -64,7 +64,7 @@ def expected(model, requests):
     return found
 
 
-@each_exact
+@each_kind
 @pytest.mark.parametrize(
     "options",
     [

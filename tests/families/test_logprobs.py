@@ -19,7 +19,7 @@ from tests.families.engines import (
     prompts_of,
     whole,
 )
-from tests.families.rows import each_exact, nightly
+from tests.families.rows import each_kind, nightly
 
 CLOSE: Any = dict(atol=1e-3, rtol=1e-3)
 
@@ -45,7 +45,7 @@ def check_logprobs(model, request):
         torch.testing.assert_close(top, best, **CLOSE)
 
 
-@each_exact
+@each_kind
 @pytest.mark.parametrize(
     "options",
     [{}, *(pytest.param(one, marks=nightly) for one in ({"capture": no_graph}, {"speculate": 3}))],
@@ -64,7 +64,7 @@ def test_behind_a_cached_prefix(model, options):
     check_nothing_is_lost(engine)
 
 
-@each_exact
+@each_kind
 def test_a_prompt_s_own_are_computed_from_its_first_token(model):
     engine = engine_of(model, limits_of(13, 16))
     answered(engine, model, "before", [LONG])

@@ -23,7 +23,7 @@ from tests.families.engines import (
     whole,
 )
 from tests.families.in_threads import engine_over, ranks_of
-from tests.families.rows import FIRST, each_exact, each_family, nightly, parametrized, some
+from tests.families.rows import FIRST, each_exact, each_family, each_kind, nightly, parametrized, some
 from tests.l18.ranks import started
 
 PATHS = {
@@ -68,7 +68,7 @@ def test_on_every_path(model, options, shared):
         check_nothing_is_lost(engine)
 
 
-@each_exact
+@each_kind
 @pytest.mark.parametrize("backend", ["packed", pytest.param("torch", marks=nightly)])
 def test_under_fast_layers(model, backend, shared):
     try:

@@ -23,7 +23,7 @@ from tests.families.engines import (
     right,
     store_of,
 )
-from tests.families.rows import each_exact, each_family, nightly
+from tests.families.rows import each_family, each_kind, nightly
 from tests.l14.toys import ANY_LOAD, Always
 
 NEW = 20
@@ -73,7 +73,7 @@ def test_guesses_leave_no_trace(model):
     check_nothing_is_lost(engine)
 
 
-@each_exact
+@each_kind
 @each_path
 def test_guesses_on_every_path(model, options):
     interval = {} if options.get("block_size") != 1 else {"checkpoint_interval": 5}

@@ -243,7 +243,7 @@ class BothWorld(World):
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["alone", "beside a connector that fails"])
-@pytest.mark.parametrize("seed", range(thorough(40, 10)))
+@pytest.mark.parametrize("seed", range(thorough(20, 10)))
 def test_memories_agree_whatever_happens_to_either(seed, fails, caplog):
     caplog.set_level("CRITICAL")
     chance = random.Random(seed)

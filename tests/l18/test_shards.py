@@ -23,7 +23,6 @@ from mini_engine.kv.no_cache import NoCache, Recompute
 from tests.l18 import families
 from tests.l18.families import load, path_of
 from tests.l18.ranks import answers, in_threads, part
-from tests.shared import hybrids
 from tests.support import refused
 
 OPTIONS = {"num_blocks": 60, "block_size": 8, "kernel": "torch"}
@@ -112,14 +111,12 @@ def test_a_rank_s_config_is_its_share_with_the_whole_vocabulary(name):
 
 
 @pytest.mark.parametrize(
-    ("path", "num_ranks", "values"),
-    [
-        (hybrids.checkpoint("every third, four value heads a key head, wide keys"), 2, "2"),
-        (path_of("interleaved"), 3, "1, 2, 4"),
-    ],
+    ("name", "num_ranks", "values"),
+    [("every third, four value heads a key head, wide keys", 2, "2"), ("interleaved", 3, "1, 2, 4")],
     ids=["one key head in the delta nets", "latents of four heads"],
 )
-def test_heads_that_cannot_be_shared_evenly_are_refused(path, num_ranks, values):
+def test_heads_that_cannot_be_shared_evenly_are_refused(name, num_ranks, values):
+    path = path_of(name)
     with refused(UserError, values):
         part(path, 0, num_ranks)
 
