@@ -130,7 +130,7 @@ EXTENT = """figure => {
     return [top, figure.offsetHeight - picture.height + figure.player.tallest];
 }"""
 SCREENS = [(1280, 720), (390, 664)]  # a small laptop's window, a phone's between the browser's bars
-HEADER = 49  # pixels, of the site
+HEADER = "KvPlayer.header()"  # pixels
 
 
 def figure_fits(page, figure, screen: tuple[int, int]) -> float:
@@ -141,12 +141,12 @@ def figure_fits(page, figure, screen: tuple[int, int]) -> float:
     page.evaluate(TWO_FRAMES)
     top, height = figure.evaluate(EXTENT)
     is_first = screen[0] > screen[1] and top < screen[1] / 2
-    return min(1, (screen[1] - (top if is_first else HEADER)) / height)
+    return min(1, (screen[1] - (top if is_first else page.evaluate(HEADER))) / height)
 
 
 # Scrolled through, each step of a text that follows a trace shows its frame, in a picture that is in sight.
 FOLLOWS = """async share => {
-    const box = document.querySelector(".kv-follow"), found = []; // 48: the site's header
+    const box = document.querySelector(".kv-follow"), found = [], header = KvPlayer.header();
     if (!box) return found;
     const painted = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
     box.scrollIntoView();
@@ -160,7 +160,7 @@ FOLLOWS = """async share => {
         if (player.figure.dataset.index !== step.dataset.frame || !step.matches(".now"))
             found.push(`frame ${player.figure.dataset.index} beside the text of frame ${step.dataset.frame}`);
         const picture = player.figure.getBoundingClientRect();
-        if (picture.top < 48 - 1 || picture.bottom > innerHeight || picture.height > share * innerHeight)
+        if (picture.top < header - 2 || picture.bottom > innerHeight || picture.height > share * innerHeight)
             found.push(`at frame ${step.dataset.frame} the picture is from ${picture.top} to ${picture.bottom}`);
     }
     return found;

@@ -5,47 +5,13 @@
 (function () {
   "use strict";
   const KV = window.KvPlayer;
-  const HEADER = 48; // of the site, in pixels
-  const WIDTHS = [720, 600, 500, 400, 330]; // views change their layout between them
+  const { element } = KV;
   const READ = 0.35; // of the window's height: where a reader reads beside the picture
   const HIGHEST = 0.63; // of the picture, so that all of it is in sight while the first step is read
   const SINKS = 400; // pixels before its end
-  const TALLER = 1.12; // how much larger a layout must be drawn to be taken if it is also higher
+  const EDGE = 6; // pixels around the picture in its stage
   const PAPER = 600; // a still's width
   const wide = window.matchMedia("(min-width: 1200px)");
-
-  function element(tag, attrs, ...children) {
-    const node = document.createElement(tag);
-    for (const name in attrs) node.setAttribute(name, attrs[name]);
-    node.append(...children);
-    return node;
-  }
-
-  // A player that fits a box: of several layouts it takes the one that is largest there.
-  class Fitted extends KV.Player {
-    get limit() {
-      if (!wide.matches) return this.stage.clientHeight - 12;
-      return HIGHEST * (window.innerHeight - HEADER) - this.figure.querySelector(".kv-foot").offsetHeight - 14;
-    }
-
-    highest(width) {
-      this.heights ||= {};
-      return (this.heights[width] ||= super.highest(width));
-    }
-
-    layOut() {
-      const [room, limit] = [this.stage.clientWidth - 12, this.limit];
-      if (!this.figure.isConnected || room < 1 || limit < 1) return;
-      const widths = [...WIDTHS.filter((width) => width > room), Math.floor(room), ...WIDTHS.filter((width) => width < room)];
-      const sizes = widths.map((width) => [Math.min(room / width, limit / this.highest(width), 1), width]);
-      [this.scale, this.width] = sizes.reduce((best, size) => (size[0] > best[0] * TALLER ? size : best));
-      this.high = this.highest(this.width);
-      this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.high}`);
-      this.svg.setAttribute("width", Math.floor(this.width * this.scale));
-      this.svg.setAttribute("height", Math.floor(this.high * this.scale));
-      this.render(false);
-    }
-  }
 
   class Section {
     constructor(box, trace) {
@@ -75,7 +41,7 @@
     fill() {
       const link = element("a", { "data-code": this.box.dataset.code, "data-start": this.steps[0].dataset.frame });
       this.beside.append(link);
-      this.player = new Fitted(link, this.trace);
+      this.player = new KV.Player(link, this.trace, { inside: (player) => this.room(player) });
       const { figure, words, backButton, playButton, nextButton, number } = this.player;
       figure.classList.add("kv-compact");
       figure.append(element("div", { class: "kv-steer" }, backButton, playButton, nextButton, number));
@@ -85,6 +51,15 @@
       this.player.layOut();
       this.show(this.steps[0]);
       new MutationObserver(() => this.stepped()).observe(figure, { attributeFilter: ["data-index"] });
+    }
+
+    // Beside the text all frames share a layout, so that the controls stay where they are. Above it the box is as high
+    // as it is, and each frame is drawn as large as it can be.
+    room({ stage, figure }) {
+      const width = stage.clientWidth - 2 * EDGE;
+      if (!wide.matches) return [width, stage.clientHeight - 2 * EDGE, true];
+      const foot = figure.querySelector(".kv-foot").offsetHeight;
+      return [width, HIGHEST * (window.innerHeight - KV.header()) - foot - 2 * EDGE - 2, false];
     }
 
     // A step can be pointed at, and reached by keyboard.
@@ -100,9 +75,10 @@
 
     // The height at which a reader reads. Towards the end it sinks, so that the last step is shown while all of the picture is.
     get line() {
-      const bottom = this.beside.offsetHeight + HEADER;
+      const header = KV.header();
+      const bottom = this.beside.offsetHeight + header;
       if (!wide.matches) return bottom + 0.3 * (window.innerHeight - bottom);
-      const line = HEADER + READ * (window.innerHeight - HEADER);
+      const line = header + READ * (window.innerHeight - header);
       const sinks = Math.min(SINKS, Math.max(1, this.box.offsetHeight - this.beside.offsetHeight));
       const left = Math.min(sinks, Math.max(0, this.box.getBoundingClientRect().bottom - bottom - 24));
       return line + Math.max(0, bottom - line) * (1 - left / sinks);

@@ -155,10 +155,12 @@
     key: "M3 4h4v4H3zM9 5h8v2H9zM3 12h4v4H3zM9 13h8v2H9z",
     embed: "M8 4l-6 6 6 6 1.6-1.6L5.2 10l4.4-4.4zM12 4l6 6-6 6-1.6-1.6L14.8 10l-4.4-4.4z",
   };
-  const HEADER = 60; // of the site, in pixels
+  const AROUND = 12; // pixels between the site's header and a figure that has the whole window
   const LEAST = 420; // a figure that has less below a page's title has the whole window instead
   const SPEEDS = [1, 2, 4];
   const LONGEST = 58_000; // milliseconds that a story plays
+  const WIDTHS = [720, 600, 500, 450, 400, 360, 330]; // of layouts for a box: views change theirs between them
+  const LARGER = 1.12; // how much larger a lower layout must be drawn to be taken instead
   let count = 0;
 
   // How long each frame of a trace stays, in milliseconds.
@@ -168,9 +170,15 @@
     return long.map((one) => one * Math.min(1, LONGEST / all));
   }
 
+  // The height of the site's header, which stays in sight; 0 where there is none.
+  KV.header = () => parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--kv-header")) || 0;
+
+  // inside: a function for a player in a box of a given size, which returns the picture's [width, height] there, and
+  // whether each frame has a layout of its own. Without one a picture is as wide as its figure and makes itself room.
   class Player {
-    constructor(link, trace) {
+    constructor(link, trace, { inside } = {}) {
       this.trace = trace;
+      this.inside = inside;
       this.places = JSON.parse(link.dataset.code || "{}");
       this.index = Math.min(Number(link.dataset.start || trace.poster || 0), trace.frames.length - 1);
       this.isFresh = true; // untouched: it shows the frame that says most
@@ -421,6 +429,7 @@
     // The picture as wide as the figure, in a layout that is as high as there is room for.
     layOut() {
       if (!this.stage.clientWidth) return;
+      if (this.inside) return this.render(false);
       const style = getComputedStyle(this.stage);
       const wide = Math.floor(this.stage.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight));
       const allowed = getComputedStyle(this.figure).getPropertyValue("--kv-height").trim();
@@ -448,7 +457,7 @@
     limits(allowed) {
       const isTold = allowed.endsWith("px");
       const below = window.innerHeight - (this.figure.getBoundingClientRect().top + window.scrollY) - 12;
-      const high = isTold ? parseFloat(allowed) : below >= LEAST ? below : window.innerHeight - HEADER;
+      const high = isTold ? parseFloat(allowed) : below >= LEAST ? below : window.innerHeight - KV.header() - AROUND;
       return { high, least: isTold ? 0.3 : window.innerHeight < 600 ? 0.75 : 1 };
     }
 
@@ -464,6 +473,20 @@
     // The height of the tallest frame in a layout of this width.
     highest(width, below) {
       return Math.max(...this.trace.frames.map((_, i) => draw(this.trace, i, width, below, true).height));
+    }
+
+    // In a box: of several layouts the one that is drawn largest there, for this frame or for the tallest.
+    fitInside() {
+      const [wide, high, isAlone] = this.inside(this);
+      const size = `${wide} ${high} ${isAlone && this.index}`;
+      const widths = [...WIDTHS.filter((width) => width > wide), Math.max(NARROWEST, Math.floor(wide)), ...WIDTHS.filter((width) => width < wide)];
+      const fitting = (width) => {
+        const tallest = isAlone ? draw(this.trace, this.index, width, undefined, true).height : this.highest(width);
+        return { width, high: Math.ceil(tallest), scale: Math.max(0.1, Math.min(wide / width, high / tallest, 1)) };
+      };
+      this.fits ||= {};
+      this.fits[size] ||= widths.map(fitting).reduce((best, one) => (one.scale > best.scale * LARGER ? one : best));
+      Object.assign(this, this.fits[size]);
     }
 
     drawn(index) {
@@ -501,6 +524,7 @@
       const { trace, index } = this;
       const moving = animated && !motion.matches;
       this.svg.classList.toggle("moving", moving);
+      if (this.inside) this.fitInside();
       const { shapes, height } = this.drawn(index);
       paint(this.svg, shapes, this.id, moving);
       this.grow(height);
@@ -525,6 +549,7 @@
   }
 
   KV.Player = Player; // a lab makes its own
+  KV.element = element;
   KV.waits = waits;
   KV.load = load;
   KV.base = BASE;

@@ -5,20 +5,14 @@
 (function () {
   "use strict";
   const KV = window.KvPlayer;
+  const { element } = KV;
   const links = [...document.querySelectorAll(".kv-stations a")];
 
-  function element(tag, attrs, ...children) {
-    const node = Object.assign(document.createElement(tag), attrs);
-    node.append(...children);
-    return node;
-  }
-
-  const close = element("button", { type: "button", textContent: "✕", ariaLabel: "Back to the engine" });
+  const close = element("button", { type: "button", "aria-label": "Back to the engine" }, "✕");
   const title = element("h2", { id: "kv-inside-title" });
   const lesson = element("a", {});
   const room = element("div", {});
-  const dialog = element("dialog", { className: "kv-inside" }, element("header", {}, title, lesson, close), room);
-  dialog.setAttribute("aria-labelledby", title.id);
+  const dialog = element("dialog", { class: "kv-inside", "aria-labelledby": "kv-inside-title" }, element("header", {}, title, lesson, close), room);
   close.addEventListener("click", () => dialog.close());
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close()); // beside it
   dialog.addEventListener("close", () => room.replaceChildren()); // what played in it stops
