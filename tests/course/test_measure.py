@@ -1,6 +1,6 @@
 """Course machinery. The command that measures the site's pages says what exceeds a limit, in 80 columns.
 
-Protects whoever changes a page from a limit that is passed over in silence.
+Protects readers from a page that grows past a limit without anyone being told.
 """
 
 from scripts.website.measure import COLUMNS, broken, show
