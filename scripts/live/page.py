@@ -125,20 +125,21 @@ def misread(expression: str) -> str:
 def check(root: Path, asked: dict[str, Any], tell) -> list[dict[str, Any]]:
     """Judge the tasks in order, up to the first that is not done.
 
-    asked: lesson (its id), tasks, and either `source`, the module, or `expression`, what a task's function returns.
+    asked: lesson (its id), tasks, and either `source`, the module, or `expression`, what a task's function returns;
+    `seconds` for a test, if a machine needs more than TEST_SECONDS.
     """
     from scripts.live.judging import as_data, verdict, with_line
 
     if "expression" in asked and (problem := misread(asked["expression"])):
         return [{"result": {"status": "error"}, "advice": {"headline": problem, "lines": []}}]
-    found = []
+    found, seconds = [], asked.get("seconds", TEST_SECONDS)
     for number in asked["tasks"]:
         tell(f"task {number}")
         if "expression" in asked:
             source = with_line(root, asked["lesson"], number, f"return {asked['expression']}")
         else:
             source = asked["source"]
-        judged = verdict(root, asked["lesson"], number, source, TEST_SECONDS, lambda event: tell(event["event"]))
+        judged = verdict(root, asked["lesson"], number, source, seconds, lambda event: tell(event["event"]))
         found.append(as_data(judged))
         if found[-1]["result"]["status"] != "done":
             break

@@ -3,14 +3,17 @@
 python -m scripts.website.measure                        build the site, then measure all pages
 python -m scripts.website.measure --site build/site      measure what is built
 python -m scripts.website.measure --only l5_scheduler/README.md --json
+python -m scripts.website.measure --verdicts             check each exercise as its page does, too: a quarter of an hour
 
 1280, 390, 320: the share in percent of the least visible player, at 1280 x 720 (one that the page opens with as it
 opens, others scrolled to below the header), at 390 x 664 (scrolled) and at 320 x 568 (its width only). KB: what a
 server that compresses text, as GitHub Pages does, sends for a first visit. faint: kinds of text in drawings, on all
-frames of all players and in both schemes, whose contrast with what is below it is less than 4.5.
+frames of all players and in both schemes, whose contrast with what is below it is less than 4.5. tasks: those with an
+editor in the page; with --verdicts, after a slash, how many of them are unwritten at first and pass with the reference.
 """
 
 import argparse
+import contextlib
 import gzip
 import json
 import re
@@ -20,13 +23,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from scripts import ROOT
+from scripts.live.in_node import PagePython, is_there, misjudged
 from scripts.website.browser import BuildError, Site, build_sites, find_browser, launched, served, visiting
-from scripts.website.measures import FAINT, LEAST_CONTRAST, MOST_SHIFTED, SHIFTS, VISIBLE
+from scripts.website.live_links import exercises
+from scripts.website.measures import FAINT, LEAST_CONTRAST, MOST_SHIFTED, SHIFTS, TALLEST, VISIBLE
+
+from lessons._course.catalog import read_lesson
 
 SIZES = {"1280": (1280, 720), "390": (390, 664), "320": (320, 568)}
-TALLEST, MOST_KB = 12_000, 360  # pixels at a width of 1440; of a lesson
+MOST_KB = 360  # of a lesson
 COMPRESSED = {".html", ".css", ".js", ".mjs", ".json", ".svg", ".xml"}
-EXERCISE = re.compile(r"<!-- exercise: ([\d, ]+)-->")
 WORDS = "() => document.querySelector('.md-content').innerText.split(/\\s+/).length"
 COLUMNS = ("page", "high", "words", "KB", "raw KB", "shift", *SIZES, "faint", "tasks")
 
@@ -67,9 +73,18 @@ def measured(browser, site: Site, source: str) -> dict:
         high = page.evaluate("document.documentElement.scrollHeight")
         faint = len(page.evaluate(FAINT, LEAST_CONTRAST))
     text = (ROOT / "lessons" / source).read_text(encoding="utf-8")
-    tasks = sum(len(found.split(",")) for found in EXERCISE.findall(text))
+    tasks = sum(map(len, exercises(text)))
     sizes = {"KB": round(packed), "raw KB": round(raw), "shift": round(shift, 3)}
     return {"page": source, "high": high, "words": words, **sizes, **shares, "faint": faint, "tasks": tasks}
+
+
+def judge(row: dict, python: PagePython) -> None:
+    """Check a lesson's exercises in the page's Python, and add what was found to its figures."""
+    path = ROOT / "lessons" / row["page"]
+    groups = exercises(path.read_text(encoding="utf-8"))
+    row["misjudged"] = list(misjudged(python, read_lesson(path.with_name("lesson.toml")), groups)) if groups else []
+    wrong = {text.partition(":")[0] for text in row["misjudged"]}
+    row["passing"] = row["tasks"] - len(wrong)
 
 
 def broken(row: dict) -> list[str]:
@@ -85,7 +100,7 @@ def broken(row: dict) -> list[str]:
         said.append(
             f"{row['faint']} texts in drawings with a contrast below {LEAST_CONTRAST}, in both schemes together"
         )
-    return [f"{row['page']}: {text}" for text in said]
+    return [f"{row['page']}: {text}" for text in said + row.get("misjudged", [])]
 
 
 def show(rows: list[dict]) -> None:
@@ -93,6 +108,7 @@ def show(rows: list[dict]) -> None:
     widths = (23, 6, 6, 4, 6, 5, 4, 3, 3, 5, 5)
     for row in ({name: name for name in COLUMNS}, *rows):
         cells = ["–" if row[name] is None else str(row[name]) for name in COLUMNS]
+        cells[-1] += f"/{row['passing']}" if row["tasks"] and "passing" in row else ""
         name = cells[0].removesuffix("/README.md")[: widths[0]].ljust(widths[0])
         print(" ".join([name, *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))]))
 
@@ -117,8 +133,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--site", type=Path, metavar="DIR", help="a build of the site, made for a server")
     parser.add_argument("--only", action="append", default=[], metavar="PAGE", help="a page's source; repeatable")
+    parser.add_argument("--verdicts", action="store_true", help="check the exercises, too; needs Node")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     args = parser.parse_args(argv)
+    if args.verdicts and not is_there():
+        parser.error("--verdicts needs Node, and Pyodide: python -m scripts.website.live")
     try:
         with tempfile.TemporaryDirectory() as made:
             if args.site is None:
@@ -127,6 +146,10 @@ def main(argv: list[str] | None = None) -> int:
     except BuildError as error:
         print(f"measure: {error}", file=sys.stderr)
         return 2
+    if args.verdicts:
+        with contextlib.closing(PagePython()) as python:
+            for row in rows:
+                judge(row, python)
     if args.json:
         print(json.dumps(rows, indent=1))
     else:

@@ -18,6 +18,7 @@ SHIFTS = """() => new Promise(done => {
     }, 50);
 })"""
 MOST_SHIFTED = 0.05
+TALLEST = 12_000  # pixels of a page, at a width of 1440
 
 # The share, in percent, of the least visible player. opens: one in the upper half of the first screen is
 # judged there; all others are scrolled to below the header. isWidthOnly: only what is cut at the sides counts.

@@ -1,20 +1,15 @@
 """Course machinery. A task is judged in a page as in a terminal: the starter, the reference, right and wrong answers.
 
 Protects readers from a task that is green only because a page has no tensors, and from one that no answer turns green.
-The page's Python runs in Node here, which is the same WebAssembly without a browser's weight; test_live.py asks
-Chromium for one task of each lesson.
+The page's Python runs in Node here (scripts/live/in_node.py); test_live.py asks Chromium for one task of each lesson.
 """
 
-import json
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts import ROOT
+from scripts.live.in_node import PagePython, ends, is_there
 from scripts.live.judging import write_files
-from scripts.website import live
 from scripts.website.live_links import exercises
 
 import pytest
@@ -23,17 +18,14 @@ from lessons._course.answers import apply, read_answers
 from lessons._course.catalog import Lesson
 from lessons._course.places import Places
 from lessons._course.progress import Progress
-from lessons._course.student import starter_of, student_files
+from lessons._course.student import student_files
 from lessons._course.verdict import judge
 from lessons._course.warm import warm_launch
 from tests.course.proofs import LESSONS, PATIENCE, PLACES
 
 GROUPS = {lesson.id: exercises(lesson.page.read_text(encoding="utf-8")) for lesson in LESSONS}
 NEEDS_ANOTHER_PROCESS = {("l12_tiers", "Python's own hash")}  # the page says that it leaves that test out
-SLOWEST = 15.0  # seconds for a right answer, on a machine that does nothing else
-needs_node = pytest.mark.skipif(
-    not (live.is_complete() and shutil.which("node")), reason="needs Node, and Pyodide: python -m scripts.website.live"
-)
+needs_node = pytest.mark.skipif(not is_there(), reason="needs Node, and Pyodide: python -m scripts.website.live")
 each_task = pytest.mark.parametrize(
     ("lesson", "task"),
     [
@@ -45,33 +37,11 @@ each_task = pytest.mark.parametrize(
 )
 
 
-class PagePython:
-    """A page's Python in Node."""
-
-    def __init__(self) -> None:
-        live.pack()
-        command = ["node", str(ROOT / "scripts/live/node.mjs"), str(live.FOLDER.parent)]
-        self.node = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
-        self.ask("prepare")
-
-    def ask(self, kind: str, **question: Any) -> Any:
-        assert self.node.stdin and self.node.stdout
-        self.node.stdin.write(json.dumps({"kind": kind, "question": question}) + "\n")
-        self.node.stdin.flush()
-        said = self.node.stdout.readline()
-        assert said, "Python stopped"
-        return json.loads(said)["answer"]
-
-    def check(self, lesson: Lesson, task: int, source: str) -> dict[str, Any]:
-        return self.ask("check", lesson=lesson.id, tasks=[task], source=source)[0]
-
-
 @pytest.fixture(scope="module")
 def page_python() -> Iterator[PagePython]:
     python = PagePython()
     yield python
-    python.node.kill()
-    python.node.communicate()
+    python.close()
 
 
 def in_a_terminal(lesson: Lesson, task: int, source: str, folder: Path) -> tuple[str, int | None, str]:
@@ -89,12 +59,8 @@ def in_the_page(found: dict[str, Any]) -> tuple[str, int | None, str]:
 def known(lesson: Lesson, task: int) -> Iterator[tuple[str, str, str]]:
     """Yield the known texts of a task's module: what each is, its source, and the status that it must have."""
     module = lesson.task(task).targets[0].file
-    files = student_files(lesson, PLACES)
-    file = next(file for file in files if file.module == module)
-    before = next(group[: group.index(task)] for group in GROUPS[lesson.id] if task in group)
-    yield "the starter", starter_of(lesson, file, before), "not_written"
-    yield "the reference", starter_of(lesson, file, [*before, task]), "done"
-    sources = {file.module: file.reference_source for file in files}
+    yield from ends(lesson, next(group for group in GROUPS[lesson.id] if task in group), task)
+    sources = {file.module: file.reference_source for file in student_files(lesson, PLACES)}
     answers = read_answers(lesson)
     for answer in answers.right:
         if answer.task == task:
@@ -121,7 +87,6 @@ def test_a_page_s_verdict_is_the_terminal_s(lesson, task, page_python, tmp_path)
             wrong.append(f"{name}: the page says {mine}, the terminal {theirs}")
         if name == "the reference":
             assert found["tests"]["passed"] > found["tests"]["skipped"], "most of its tests must run in the page"
-            assert found["seconds"] < SLOWEST, f"a right answer takes {found['seconds']} s"
     assert not wrong, "\n".join(wrong)
 
 

@@ -8,7 +8,7 @@ read from disk and axe on every page are nightly: test_site.py, test_players.py.
 from collections.abc import Iterator
 
 from scripts.website.browser import PHONE, Visitor, visiting
-from scripts.website.measures import FAINT, LEAST_CONTRAST, MOST_SHIFTED, SHIFTS
+from scripts.website.measures import FAINT, LEAST_CONTRAST, MOST_SHIFTED, SHIFTS, TALLEST
 from scripts.website.player_links import place_of
 
 import pytest
@@ -21,7 +21,6 @@ from tests.course.test_players import PAGES, Shown, plays_to_its_end, scored
 from tests.course.test_traces import TRACES
 
 LAPTOP = 1440
-HIGHEST = 12_000  # pixels
 LESSONS = {f"{lesson.id}/README.md" for lesson in read_lessons(Places.find())}
 # Three kinds of pages, at which axe looks here; at night test_site.py lets it look at every page, in every look.
 COLOURFUL = {"README.md", "l2_token_flat/README.md", "l9_speed/README.md"}
@@ -90,8 +89,8 @@ def on_a_laptop(page, source: str) -> list[str]:
     """Return which code is cut, and what makes a page hard to read in one go."""
     found = page.evaluate(looks.CUT)
     height = page.evaluate("document.documentElement.scrollHeight")
-    if height > HIGHEST:
-        found.append(f"{height} pixels high, more than {HIGHEST}: fold what is looked up")
+    if height > TALLEST:
+        found.append(f"{height} pixels high, more than {TALLEST}: fold what is looked up")
     if source in LESSONS:
         line = page.evaluate(looks.LINES)
         if not 65 <= line <= 78:
