@@ -24,6 +24,7 @@ The layout is vLLM's (Kwon et al., 2023); the packed queries with their running 
 """
 
 from collections.abc import Callable
+from ctypes import c_void_p
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -64,13 +65,23 @@ class Wanted(NamedTuple):
         return f"{'rows of ' if self.rows else ''}{holds}{'' if self.window == EVERY_KEY else ' in a window'}"
 
 
+class Native(NamedTuple):
+    """Addresses of the C functions that write and read a kernel's caches; `paged_cpu.h` has their types.
+
+    Other C++ writes K and V and attends through them, without Python and without knowing what a cache holds.
+    """
+
+    write: c_void_p
+    attention: c_void_p
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A kernel ready to run: calling it checks the inputs, then runs `paged_attention`.
 
     name: for reports.
     recordable: it reads no length on the host, so that a device can replay a call.
-    reads_pool: it is C++ that reads a pool's tensors as they are, so that other C++ may call it without Python.
+    native: if it is C++, returns its functions for queries of a dtype.
     wanted: what `load_kernel` was asked for.
     """
 
@@ -78,13 +89,17 @@ class Kernel:
     paged_attention: Callable[..., Tensor]
     _: KW_ONLY
     recordable: bool = False
-    reads_pool: bool = False
+    native: Callable[[torch.dtype], Native] | None = None
     wanted: Wanted | None = None
 
     def __call__(self, *inputs: Any) -> Tensor:
-        """Return attention for q, k_cache, v_cache, batch and scale; ValueError from `check_inputs` before it runs."""
-        check_inputs(*inputs[:-1])
+        """Return attention for q, k_cache, v_cache, batch and scale; ValueError from `check` before it runs."""
+        self.check(*inputs[:-1])
         return self.paged_attention(*inputs)
+
+    def check(self, *inputs: Any) -> None:
+        """Raise ValueError unless this kernel can answer q, k_cache, v_cache and batch; see `check_inputs`."""
+        check_inputs(*inputs)
 
 
 def check_inputs(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import EVERY_KEY, Batch
+from mini_engine.attention.contract import EVERY_KEY, Batch, Native
 from mini_engine.base.native_build import Library, Signature
 
 HEADERS = tuple(
@@ -29,10 +29,16 @@ class AttentionSizes(ctypes.Structure):
 
 
 ATTENTION = Signature((*[ctypes.c_void_p] * 7, ctypes.POINTER(AttentionSizes), ctypes.c_float, ctypes.c_int))
+WRITE = Signature((ctypes.c_void_p, *[ctypes.c_int64] * 2, ctypes.c_void_p, ctypes.c_int64), None)
 SPARED = Signature((*[ctypes.c_void_p] * 3, ctypes.POINTER(AttentionSizes)), ctypes.c_int64)
 LIBRARY = Library(
     (Path(__file__).with_name("paged_cpu.cpp"), *HEADERS),
-    {"paged_attention": ATTENTION, "paged_attention_scalar": ATTENTION, "paged_attention_spared": SPARED},
+    {
+        "paged_attention": ATTENTION,
+        "paged_attention_scalar": ATTENTION,
+        "paged_attention_spared": SPARED,
+        "write_slot": WRITE,
+    },
 )
 
 
@@ -50,6 +56,11 @@ def scalar_attention(
     """Implement the contract with `scalar.h`'s plain loops on one thread: a baseline to read, test and measure."""
     function = LIBRARY.function("paged_attention_scalar", q.dtype)
     return call(function, q, k_cache, v_cache, batch, scale, window)
+
+
+def native(dtype: torch.dtype) -> Native:
+    """Return the functions for caches of this dtype."""
+    return Native(LIBRARY.address("write_slot", dtype), LIBRARY.address("paged_attention", dtype))
 
 
 def call(

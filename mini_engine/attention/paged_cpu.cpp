@@ -25,6 +25,18 @@ int paged_attention_bf16(const void* q, const void* k, const void* v, void* out,
                          int threads) {
     return run<bf16, bf16>(q, k, v, out, starts, kv_lens, table, *sizes, scale, threads);
 }
+
+template <typename T>
+static void write_slot(const void* vectors, int64_t size, void* cache, int64_t slot) {
+    std::copy_n((const T*)vectors, size, (T*)cache + slot * size);
+}
+void write_slot_f32(const void* vectors, int64_t heads, int64_t dim, void* cache, int64_t slot) {
+    write_slot<float>(vectors, heads * dim, cache, slot);
+}
+void write_slot_bf16(const void* vectors, int64_t heads, int64_t dim, void* cache, int64_t slot) {
+    write_slot<bf16>(vectors, heads * dim, cache, slot);
+}
+
 int64_t paged_attention_spared(const int32_t* starts, const int32_t* kv_lens, const int32_t* table,
                                const AttentionSizes* sizes) {
     int64_t keys = 0;

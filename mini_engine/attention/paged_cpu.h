@@ -1,4 +1,4 @@
-// Lesson 3. The C++ kernel as its callers see it: attention/cpu.py from Python, and lesson 9's layers.cpp.
+// Lesson 3. The C++ kernel as its callers see it: attention/cpu.py from Python, and C++ that calls it directly.
 
 #pragma once
 #include <cstdint>
@@ -17,6 +17,10 @@ struct AttentionSizes {  // of one call; attention/cpu.py has the same struct
 typedef int PagedAttention(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
                            const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,
                            int threads);
+// Writes a token's key or value, a vector for each of its heads, into a slot of a cache that such a kernel reads.
+typedef void WriteSlot(const void* vectors, int64_t heads, int64_t dim, void* cache, int64_t slot);
+
+WriteSlot write_slot_f32, write_slot_bf16;
 PagedAttention paged_attention_f32, paged_attention_bf16;
 PagedAttention paged_attention_scalar_f32, paged_attention_scalar_bf16;  // on one thread
 

@@ -8,7 +8,7 @@ from mini_engine.base.errors import UserError
 def load_cpu(wanted: Wanted) -> Kernel:
     """Return the C++ kernel, built first if necessary; UserError if it cannot be built or the dtype is another."""
     cpu.LIBRARY.function("paged_attention", wanted.dtype)
-    return Kernel(wanted.title, cpu.paged_attention, reads_pool=True)
+    return Kernel(wanted.title, cpu.paged_attention, native=cpu.native)
 
 
 def load_triton(wanted: Wanted) -> Kernel:

@@ -80,8 +80,8 @@ class KvPool(Store):
     """K and V of all requests, `[num_blocks, block_size, H_kv, D]` for each layer, as the shape says.
 
     `num_blocks` includes the null block. `kernel` is a paged-attention kernel of `mini_engine.attention`; it reads the
-    pool in place. `direct` says that K and V are stored as they are, so that layers may write `layer_caches`
-    and call the kernel without asking the pool.
+    pool in place. `direct` says that layers may take its `layer_caches`, and write and read them without
+    calling the pool: with the kernel's functions, or, where K and V are stored as they are, with their own.
 
     Raises:
         UserError: a size is not a positive integer, or the pool does not fit in memory.

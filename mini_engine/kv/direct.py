@@ -16,7 +16,8 @@ from mini_engine.attention.contract import EVERY_KEY
 class LayerCache(NamedTuple):
     """The tensors that one layer writes and reads in a step.
 
-    k, v: `[num_blocks, block_size, H_kv, D]`.
+    k, v: `[num_blocks, block_size, H_kv, D]`; with another last dimension or dtype, only the kernel's own functions
+        can write and read them.
     slots: `[T]` int64, where this step's K and V are written.
     block_table: `[S, max_blocks]` int32, the blocks that attention reads.
     window: how many keys a query sees, its own included.

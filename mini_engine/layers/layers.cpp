@@ -1,8 +1,10 @@
 // Lesson 9. Qwen3's decoder layers over packed weights and each layer's cache; one call runs all of them.
 //
 //   before_attention   norm, q/k/v, norm of each head, RoPE, K and V into their slots
-//   attention          lesson 3's kernel, passed in as a function pointer
+//   attention          the pool's kernel
 //   after_attention    o and the residual, norm, gate and up, SiLU, down and the residual
+//
+// How K and V are stored is the pool's business: it brings two functions, one that writes a slot and one that attends.
 //
 // The interface is plain C, as in lesson 3: pointers and sizes, no types of Python or torch.
 
@@ -46,6 +48,7 @@ struct Cache {  // what one layer writes and reads
     int64_t max_blocks, window;
 };
 struct Pool {
+    WriteSlot* write;
     PagedAttention* attention;
     const Cache* caches;  // one for each layer
     const int32_t *starts, *sampled_starts, *kv_lens;
@@ -80,7 +83,7 @@ struct Decoder {
     Rows<T> qkv() const { return rows(step.qkv, (s.heads + 2 * s.kv_heads) * s.dim); }
 
     // Without a cache, K and V stay where they are, in the rows of qkv.
-    void before_attention(const Layer& layer, const Cache* cache) const {
+    void before_attention(const Layer& layer, const Cache* cache, WriteSlot* write) const {
         rms_norm(x(), (const T*)layer.input_norm, s.eps, normed());
         done(NORMS), wait();
         Rows<T> out = qkv();
@@ -90,10 +93,10 @@ struct Decoder {
         }
         done(MATRICES), wait();
 #pragma omp for schedule(static)
-        for (int64_t t = 0; t < step.tokens; t++) finish_heads(layer, t, cache);
+        for (int64_t t = 0; t < step.tokens; t++) finish_heads(layer, t, cache, write);
     }
 
-    void finish_heads(const Layer& layer, int64_t token, const Cache* cache) const {
+    void finish_heads(const Layer& layer, int64_t token, const Cache* cache, WriteSlot* write) const {
         T* head = qkv().at(token);
         const T *cos = (const T*)step.cos + token * s.dim, *sin = (const T*)step.sin + token * s.dim;
         for (int64_t h = 0; h < s.heads + s.kv_heads; h++) {
@@ -102,10 +105,9 @@ struct Decoder {
         }
         done(HEADS);
         if (!cache) return;
-        const int64_t width = s.kv_heads * s.dim, slot = cache->slots[token] * width;
-        const T* k = head + s.heads * s.dim;
-        std::copy(k, k + width, (T*)cache->k + slot);
-        std::copy(k + width, k + 2 * width, (T*)cache->v + slot);
+        const T *k = head + s.heads * s.dim, *v = k + s.kv_heads * s.dim;
+        write(k, s.kv_heads, s.dim, cache->k, cache->slots[token]);
+        write(v, s.kv_heads, s.dim, cache->v, cache->slots[token]);
         done(WRITES);
     }
 
@@ -165,7 +167,7 @@ static int run_layers(const Shape& s, const Layer* layers, int count, const Step
     for (int i = 0; i < count; i++) {
         const Cache& cache = pool.caches[i];
 #pragma omp parallel num_threads(threads)
-        decoder.before_attention(layers[i], &cache);
+        decoder.before_attention(layers[i], &cache, pool.write);
         if (i + 1 == count) {
             keep_rows<T>(step.x, s.hidden, step.sampled, step.samples);
             keep_rows<T>(step.qkv, s.heads * s.dim, step.sampled, step.samples);
@@ -195,7 +197,7 @@ static void run_linear(const T* x, int64_t rows, int64_t inputs, int64_t stride,
     }                                                                                                                  \
     extern "C" void before_attention_##NAME(const Shape* shape, const Layer* layer, const Step* step, int threads) {   \
         const Decoder<T> decoder{*shape, *step};                                                                       \
-        _Pragma("omp parallel num_threads(threads)") decoder.before_attention(*layer, nullptr);                        \
+        _Pragma("omp parallel num_threads(threads)") decoder.before_attention(*layer, nullptr, nullptr);                      \
     }                                                                                                                  \
     extern "C" void after_attention_##NAME(const Shape* shape, const Layer* layer, const Step* step, int threads) {    \
         const Decoder<T> decoder{*shape, *step};                                                                       \

@@ -5,14 +5,12 @@ pointer where a length belongs.
 """
 
 import ctypes
-import functools
 from collections.abc import Callable
 from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 import torch
 
-from mini_engine.attention import cpu
 from mini_engine.base.native_build import Library, Signature
 from mini_engine.layers.exchange import Exchange
 
@@ -88,9 +86,10 @@ class Cache(ctypes.Structure):
 
 
 class Pool(ctypes.Structure):
-    """Lesson 3's kernel, each layer's cache, and the sizes that the caches share."""
+    """The pool's functions, each layer's cache, and the sizes that the caches share."""
 
     _fields_ = (
+        ("write", c_void_p),
         ("attention", c_void_p),
         ("caches", POINTER(Cache)),
         *((name, c_void_p) for name in ("starts", "sampled_starts", "kv_lens")),
@@ -125,8 +124,3 @@ class Functions:
         self.dtype = dtype
         for name in FUNCTIONS:
             setattr(self, name, library.function(name, dtype))
-
-    @functools.cached_property
-    def attention(self) -> c_void_p:
-        """Lesson 3's kernel for this dtype, which `run_layers` calls."""
-        return cpu.LIBRARY.address("paged_attention", self.dtype)

@@ -1,6 +1,6 @@
 """Lesson 9. Decoder layers and vocabulary head over packed weights, run by `layers.cpp`.
 
-The layers compute the same as lesson 0's. With a direct store, such as lesson 3's pool, and the C++ kernel, one call
+The layers compute the same as lesson 0's. With a direct store, such as lesson 3's pool, and a kernel in C++, one call
 runs all of them; any other store is called between the two halves of each layer.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mini_engine.attention.contract import Batch, check_inputs
+from mini_engine.attention.contract import Batch, Kernel
 from mini_engine.kv.block_tensor import ForwardMeta
 from mini_engine.kv.direct import LayerCache
 from mini_engine.layers import native
@@ -170,8 +170,8 @@ class PackedModel(nn.Module):
         """Run embedded tokens x `[T, hidden_size]` through the layers, in place; return these rows."""
         step = self.activations(x, meta)
         store: Any = kv
-        if store.direct and store.kernel.reads_pool:
-            return self.run_layers(step, store.layer_caches(meta), meta, rows)
+        if store.direct and store.kernel.native:
+            return self.run_layers(step, store.layer_caches(meta), store.kernel, meta, rows)
         for layer in self.layers:
             layer(step, kv, meta)
         if self.exchange_struct.failed:
@@ -189,7 +189,9 @@ class PackedModel(nn.Module):
         cos, sin = self.rope(meta.positions, x.dtype)
         return Activations(x, cos, sin, self.shape, self.exchange_struct)
 
-    def run_layers(self, step: Activations, caches: Sequence[LayerCache], meta: ForwardMeta, rows: Tensor) -> Tensor:
+    def run_layers(
+        self, step: Activations, caches: Sequence[LayerCache], kernel: Kernel, meta: ForwardMeta, rows: Tensor
+    ) -> Tensor:
         """Run all layers in one call and return `rows`. Everything that C++ relies on is checked first.
 
         If each row is the last of its sequence, the last layer computes only K and V for all others.
@@ -198,12 +200,13 @@ class PackedModel(nn.Module):
             ValueError: slots or tables do not fit the caches, or the caches the model. Nothing is written.
         """
         starts, kv_lens = meta.cu_seqlens_q.contiguous(), meta.seq_lens_kv.contiguous()
-        self.check_caches(step, caches, starts, kv_lens)
+        assert kernel.native is not None
+        self.check_caches(step, caches, kernel, starts, kv_lens)
         caches = contiguous(caches)
         sampled_starts = None if len(rows) == len(step.x) else starts_of(rows, starts)
         step.keep(torch.arange(len(step.x)) if sampled_starts is None else rows)
         tables = Tables(starts, starts if sampled_starts is None else sampled_starts, kv_lens)
-        pool = pool_struct(self.functions.attention, caches, tables, self.shape.dim**-0.5)
+        pool = pool_struct(kernel.native(self.functions.dtype), caches, tables, self.shape.dim**-0.5)
         threads = torch.get_num_threads()
         if len(self.seconds) not in (0, threads):
             raise ValueError(f"{threads} threads; `timed` has room for {len(self.seconds)}")
@@ -217,16 +220,18 @@ class PackedModel(nn.Module):
             self.exchange.check(self.exchange_struct.failed)
         return step.x[rows] if sampled_starts is None else step.x[: len(rows)]
 
-    def check_caches(self, step: Activations, caches: Sequence[LayerCache], starts: Tensor, kv_lens: Tensor) -> None:
-        """Raise ValueError unless the caches fit this model and this step.
+    def check_caches(
+        self, step: Activations, caches: Sequence[LayerCache], kernel: Kernel, starts: Tensor, kv_lens: Tensor
+    ) -> None:
+        """Raise ValueError unless the caches fit this model, this step and the kernel.
 
         Of layers that share slots and table, only the first is checked: all of a store's tensors have one shape.
         """
-        first = caches[0].k if caches else torch.empty(0, 0)
-        found, rest = [*first.shape[2:]], [self.shape.kv_heads, self.shape.dim]
-        if len(caches) != len(self.structs) or found != rest:
+        first = caches[0].k if caches else torch.empty(0, 0, 0)
+        if len(caches) != len(self.structs) or first.shape[2] != self.shape.kv_heads:
             raise ValueError(
-                f"the store has {len(caches)} layers of {found}; this model needs {len(self.structs)} of {rest}"
+                f"the store has {len(caches)} layers of {first.shape[2]} heads; "
+                f"this model needs {len(self.structs)} of {self.shape.kv_heads}"
             )
         q = step.qkv.view(len(step.x), -1, self.shape.dim)[:, : self.shape.heads]
         known = set()
@@ -235,7 +240,7 @@ class PackedModel(nn.Module):
                 continue
             known.add(tables)
             try:
-                check_inputs(q, cache.k, cache.v, Batch(starts, kv_lens, cache.block_table))
+                kernel.check(q, cache.k, cache.v, Batch(starts, kv_lens, cache.block_table))
                 check_slots(cache, first, len(step.x))
             except ValueError as error:
                 raise ValueError(f"layer {layer}: {error}") from None

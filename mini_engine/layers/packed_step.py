@@ -1,13 +1,14 @@
 """Lesson 9. Describes one step to `layers.cpp`: its activations, its tables and each layer's cache."""
 
 from collections.abc import Sequence
-from ctypes import c_void_p, pointer
+from ctypes import pointer
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mini_engine.attention.contract import Native
 from mini_engine.kv.direct import LayerCache
 from mini_engine.layers import native
 
@@ -102,8 +103,8 @@ def check_slots(cache: LayerCache, first: Tensor, num_tokens: int) -> None:
             raise ValueError(f"slots {lowest} … {highest} are not all in 0 … {num_slots - 1}")
 
 
-def pool_struct(attention: c_void_p, caches: Sequence[LayerCache], tables: Tables, scale: float) -> native.Pool:
-    """Return the arguments of lesson 3's kernel. `caches` must be contiguous and outlive the struct."""
+def pool_struct(functions: Native, caches: Sequence[LayerCache], tables: Tables, scale: float) -> native.Pool:
+    """Return the pool as C++ takes it. `caches` must be contiguous and outlive the struct."""
     structs = (
         native.Cache(
             k=cache.k.data_ptr(),
@@ -117,7 +118,8 @@ def pool_struct(attention: c_void_p, caches: Sequence[LayerCache], tables: Table
     )
     num_blocks, block_size = caches[0].k.shape[:2]
     return native.Pool(
-        attention=attention,
+        write=functions.write,
+        attention=functions.attention,
         caches=(native.Cache * len(caches))(*structs),
         starts=tables.starts.data_ptr(),
         sampled_starts=tables.sampled_starts.data_ptr(),

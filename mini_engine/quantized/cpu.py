@@ -1,4 +1,4 @@
-"""Lesson 17. The C++ kernels for rows: lesson 3's with another way to load keys and values.
+"""Lesson 17. The C++ functions for rows: lesson 3's kernel with another way to load keys and values, and their writers.
 
 int8_cpu.cpp and int4_cpu.cpp have a function for each dtype of the queries; each file is compiled on first use.
 """
@@ -9,14 +9,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import EVERY_KEY, Batch
-from mini_engine.attention.cpu import ATTENTION, HEADERS, call
+from mini_engine.attention.contract import EVERY_KEY, Batch, Native
+from mini_engine.attention.cpu import ATTENTION, HEADERS, WRITE, call
 from mini_engine.base.native_build import Library
 
 HERE = Path(__file__).parent
 LIBRARIES = {
-    "int8": Library((HERE / "int8_cpu.cpp", *HEADERS), {"paged_attention_int8": ATTENTION}),
-    "int4": Library((HERE / "int4_cpu.cpp", HERE / "int4_rows.h", *HEADERS), {"paged_attention_int4": ATTENTION}),
+    "int8": Library((HERE / "int8_cpu.cpp", *HEADERS), {"paged_attention_int8": ATTENTION, "write_slot_int8": WRITE}),
+    "int4": Library(
+        (HERE / "int4_cpu.cpp", HERE / "int4_rows.h", HERE / "int4_write.h", *HEADERS),
+        {"paged_attention_int4": ATTENTION, "rotating_attention_int4": ATTENTION, "write_slot_int4": WRITE},
+    ),
 }
 
 
@@ -30,3 +33,10 @@ def paged_attention(
 def function_for(rows: str, dtype: torch.dtype) -> Callable[..., int]:
     """Return the compiled function for these rows and queries of this dtype; UserError if there is none."""
     return LIBRARIES[rows].function(f"paged_attention_{rows}", dtype)
+
+
+def native(rows: str, dtype: torch.dtype) -> Native:
+    """Return the functions for these rows that C++ calls. They take q, K and V as the model has them, not rotated."""
+    library = LIBRARIES[rows]
+    attention = "rotating_attention_int4" if rows == "int4" else "paged_attention_int8"
+    return Native(library.address(f"write_slot_{rows}", dtype), library.address(attention, dtype))

@@ -5,6 +5,7 @@
 
 #include "../attention/tasks.h"
 #include "int4_rows.h"
+#include "int4_write.h"
 
 template <typename T>
 struct Int4 {  // a byte of a cache that queries of T read
@@ -22,7 +23,50 @@ struct Words<Int4<T>> : Layout<Int4<T>> {
     }
 };
 
+template <typename T>
+static void write_slot(const void* vectors, int64_t heads, int64_t dim, void* cache, int64_t slot) {
+    const int64_t size = Words<Int4<T>>::stride(int(dim));
+    std::vector<float> turned(dim);
+    for (int64_t h = 0; h < heads; h++) {
+        rotate_vector((const T*)vectors + h * dim, int(dim), turned.data());
+        write_row(turned.data(), int(dim), (uint8_t*)cache + (slot * heads + h) * size);
+    }
+}
+
+// The kernel for queries that are not rotated. They are before it, and its results are rotated back.
+template <typename T>
+static int rotating_attention(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
+                              const int32_t* kv_lens, const int32_t* table, AttentionSizes n, float scale,
+                              int threads) {
+    const int64_t width = n.heads * n.dim;
+    std::vector<T> turned(n.num_rows * width);
+    rotate_rows((const T*)q, n.q_stride, turned.data(), width, n, threads);
+    n.q_stride = width;
+    const int bad = run<T, Int4<T>>(turned.data(), k, v, out, starts, kv_lens, table, n, scale, threads);
+    if (bad < 0) rotate_rows((const T*)out, n.out_stride, (T*)out, n.out_stride, n, threads);
+    return bad;
+}
+
 extern "C" PagedAttention paged_attention_int4_f32, paged_attention_int4_bf16;
+extern "C" PagedAttention rotating_attention_int4_f32, rotating_attention_int4_bf16;
+extern "C" WriteSlot write_slot_int4_f32, write_slot_int4_bf16;
+
+void write_slot_int4_f32(const void* vectors, int64_t heads, int64_t dim, void* cache, int64_t slot) {
+    write_slot<float>(vectors, heads, dim, cache, slot);
+}
+void write_slot_int4_bf16(const void* vectors, int64_t heads, int64_t dim, void* cache, int64_t slot) {
+    write_slot<bf16>(vectors, heads, dim, cache, slot);
+}
+int rotating_attention_int4_f32(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
+                                const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,
+                                int threads) {
+    return rotating_attention<float>(q, k, v, out, starts, kv_lens, table, *sizes, scale, threads);
+}
+int rotating_attention_int4_bf16(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
+                                 const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,
+                                 int threads) {
+    return rotating_attention<bf16>(q, k, v, out, starts, kv_lens, table, *sizes, scale, threads);
+}
 
 int paged_attention_int4_f32(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
                              const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,

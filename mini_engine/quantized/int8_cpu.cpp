@@ -1,4 +1,4 @@
-// Lesson 17. Lesson 3's kernel over int8 rows: only how a key or a value is loaded differs.
+// Lesson 17. Lesson 3's kernel over int8 rows: only how a key or a value is loaded, and written, differs.
 //
 // A row is dim integers and, in its last 4 bytes, their scale. The integers are widened in registers, where every
 // int8 is exact in bfloat16 too, and the scales stay out of the inner loops:
@@ -7,6 +7,8 @@
 //   value in the sum  = (weight * the value's scale) * integers
 
 #include "../attention/tasks.h"
+
+#include <cfloat>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -95,7 +97,47 @@ struct Words<Int8<T>> : Words<T> {
     }
 };
 
+// ---------------------------------------------------------------- writing rows
+
+// As rows.py's pack, to the bit. The largest size is found among the bits, in whose order NaN comes after infinity.
+template <typename T>
+static void write_row(const T* x, int dim, int8_t* row) {
+    int32_t largest = 0, bits;
+    for (int d = 0; d < dim; d++) {
+        const float size = std::fabs(widen(x[d]));
+        memcpy(&bits, &size, sizeof bits);
+        largest = std::max(largest, bits);
+    }
+    float scale, multiple;
+    memcpy(&scale, &largest, sizeof scale);
+    scale /= 127;
+    const float divisor = scale < FLT_MIN ? FLT_MIN : scale;
+    for (int d = 0; d < dim; d++) {
+        multiple = widen(x[d]) / divisor + 12582912.f;  // 1.5 * 2^23: the whole number is in the lowest bits; NaN has 0
+        memcpy(&bits, &multiple, sizeof bits);
+        row[d] = int8_t(bits);
+    }
+    const int end = (dim + 3) / 4 * 4;
+    std::fill(row + dim, row + end, int8_t{});
+    memcpy(row + end, &scale, sizeof scale);
+}
+
+template <typename T>
+static void write_slot(const void* vectors, int64_t heads, int64_t dim, void* cache, int64_t slot) {
+    const int64_t size = Words<Int8<T>>::stride(int(dim));
+    for (int64_t h = 0; h < heads; h++)
+        write_row((const T*)vectors + h * dim, int(dim), (int8_t*)cache + (slot * heads + h) * size);
+}
+
 extern "C" PagedAttention paged_attention_int8_f32, paged_attention_int8_bf16;
+extern "C" WriteSlot write_slot_int8_f32, write_slot_int8_bf16;
+
+void write_slot_int8_f32(const void* vectors, int64_t heads, int64_t dim, void* cache, int64_t slot) {
+    write_slot<float>(vectors, heads, dim, cache, slot);
+}
+void write_slot_int8_bf16(const void* vectors, int64_t heads, int64_t dim, void* cache, int64_t slot) {
+    write_slot<bf16>(vectors, heads, dim, cache, slot);
+}
 
 int paged_attention_int8_f32(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
                              const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,

@@ -9,7 +9,7 @@ is rotated back.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -30,9 +30,13 @@ class RowKernel(Kernel):
     rows: RowFormat
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scale: float) -> Tensor:
+        self.check(q, k_cache, v_cache, batch)
+        return self.rows.rotate(self.paged_attention(self.rows.rotate(q), k_cache, v_cache, batch, scale))
+
+    def check(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> None:
+        """Raise ValueError unless the caches hold rows that fit q, and the batch fits both."""
         check_rows(q, k_cache, v_cache, self.rows)
         check_batch(q, k_cache, v_cache, batch)
-        return self.rows.rotate(self.paged_attention(self.rows.rotate(q), k_cache, v_cache, batch, scale))
 
 
 def check_rows(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: RowFormat) -> None:
@@ -53,17 +57,18 @@ def check_rows(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: RowFormat) -> 
 
 
 def row_kernel(
-    wanted: Wanted, attention_over: Callable[[RowFormat], Callable[..., Tensor]], recordable: bool = False
+    wanted: Wanted, attention_over: Callable[[RowFormat], Callable[..., Tensor]], **options: Any
 ) -> RowKernel:
-    """Return the kernel whose function `attention_over` makes for a format."""
+    """Return the kernel whose function `attention_over` makes for a format; options are Kernel's."""
     rows = FORMATS[cast(str, wanted.rows)]
-    return RowKernel(wanted.title, attention_over(rows), rows, recordable=recordable)
+    return RowKernel(wanted.title, attention_over(rows), rows, **options)
 
 
 def load_cpu(wanted: Wanted) -> RowKernel:
     """Return the C++ kernel, built first if necessary; UserError if it cannot be built or the dtype is another."""
-    cpu.function_for(cast(str, wanted.rows), wanted.dtype)
-    return row_kernel(wanted, lambda rows: partial(cpu.paged_attention, rows=rows.name))
+    name = cast(str, wanted.rows)
+    cpu.function_for(name, wanted.dtype)
+    return row_kernel(wanted, lambda _: partial(cpu.paged_attention, rows=name), native=partial(cpu.native, name))
 
 
 def load_triton(wanted: Wanted) -> RowKernel:

@@ -28,8 +28,6 @@ class RowKvPool(KvPool):
         UserError: as in lesson 3.
     """
 
-    direct = False
-
     def __init__(
         self,
         rows: RowFormat,
