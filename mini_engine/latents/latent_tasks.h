@@ -35,10 +35,18 @@ struct LatentAttention {
     LatentSizes n;
     float scale;
 
-    int numbers() const { return int(n.rank + n.rope); }                  // of a query, of a key
+#if defined(__AVX512BF16__)
+    static constexpr bool has_pairs = std::is_same_v<T, bf16> && std::is_same_v<C, bf16>;
+#else
+    static constexpr bool has_pairs = false;
+#endif
+    using Word = std::conditional_t<has_pairs, Pair, float>;
+    static constexpr int PER_WORD = has_pairs ? 2 : 1;
+
+    int words() const { return int(n.rank + n.rope + PER_WORD - 1) / PER_WORD; }  // of a query, of a key
     int width() const { return int(n.rank + PART - 1) / PART * PART; }    // of sums; past rank they mean nothing
-    int line() const {  // numbers from one key to the next in a tile, in whole vectors
-        return (std::max(numbers(), width()) + LANES - 1) / LANES * LANES;
+    int line() const {  // words from one key to the next in a tile, in whole vectors
+        return (std::max(words(), width() / PER_WORD) + LANES - 1) / LANES * LANES;
     }
     int record() const { return VALUES + width(); }
     int num_rows(int seq) const { return (starts[seq + 1] - starts[seq]) * int(n.heads); }
@@ -49,38 +57,55 @@ struct LatentAttention {
     }
 
     struct Workspace {  // one thread's
-        Floats q, tile, scores, factors, stretch, sums;
+        Floats q, tile, pairs, scores, factors, stretch, sums;
         std::vector<int32_t> seen;
-        explicit Workspace(const LatentAttention& a)
-            : q(int64_t(MAX_ROWS) * a.line()), tile((TILE + 1) * a.line()), scores(TILE * MAX_ROWS), factors(MAX_ROWS),
-              stretch(int64_t(MAX_ROWS) * a.record()), sums(int64_t(MAX_ROWS) * a.record()), seen(MAX_ROWS) {}
+        Workspace(const LatentAttention& a, int64_t rows)
+            : q(rows * a.line()), tile((TILE + 1) * a.line()), pairs(TILE / 2 * a.width()), scores(TILE * rows),
+              factors(rows), stretch(rows * a.record()), sums(rows * a.record()), seen(rows) {}
     };
 
     // ------------------------------------------------------------ some rows over a stretch of history
 
-    void take_queries(const Rows& rows, Workspace& w) const {  // a vector of rows: its numbers one after the other
+    void take_queries(const Rows& rows, Workspace& w) const {  // a vector of rows: its words one after the other
+        using Number = std::conditional_t<has_pairs, bf16, float>;
         for (int i = 0; i < padded(rows); i++) {
-            float* to = w.q.at(int64_t(i / LANES) * LANES * line() + i % LANES);
+            Number* to = (Number*)w.q.at(int64_t(i / LANES) * LANES * line() + i % LANES);
+            const auto put = [&](int d, float x) { narrow(x, to + d / PER_WORD * PER_WORD * LANES + d % PER_WORD); };
             const int row = rows.first + i, head = row % int(n.heads);
             const int64_t query = starts[rows.seq] + row / int(n.heads);
-            w.seen[i] = i < rows.count ? keys_seen(rows.seq, row) : 0;
-            if (i < rows.count) {
-                const T *latent = q + query * n.q_stride + head * n.q_head_stride;
-                const T *rotary = q_rope + query * n.rope_stride + head * n.rope_head_stride;
-                for (int d = 0; d < n.rank; d++, to += LANES) *to = widen(latent[d]) * scale;
-                for (int d = 0; d < n.rope; d++, to += LANES) *to = widen(rotary[d]) * scale;
-            } else
-                for (int d = 0; d < numbers(); d++, to += LANES) *to = 0;
+            const bool is_one = i < rows.count;
+            w.seen[i] = is_one ? keys_seen(rows.seq, row) : 0;
+            const T *latent = q + query * n.q_stride + head * n.q_head_stride;
+            const T *rotary = q_rope + query * n.rope_stride + head * n.rope_head_stride;
+            for (int d = 0; d < n.rank; d++) put(d, is_one ? widen(latent[d]) : 0);
+            for (int d = 0; d < n.rope; d++) put(int(n.rank) + d, is_one ? widen(rotary[d]) : 0);
+            for (int d = int(n.rank + n.rope); d < words() * PER_WORD; d++) put(d, 0);
         }
     }
 
-    void read_tile(int seq, int first, int last, float* to) const {
+    void read_tile(int seq, int first, int last, Word* to) const {
         for (int key = first; key < last; key++, to += line()) {
             const int64_t block = table[seq * n.max_blocks + key / n.block_size];
             const int64_t slot = block * n.block_size + key % n.block_size;
-            Row<C>::read(c + slot * Row<C>::size(n.rank), int(n.rank), to);
-            Row<C>::read(r + slot * Row<C>::size(n.rope), int(n.rope), to + n.rank);
+            const C *latent = c + slot * Row<C>::size(n.rank), *rotary = r + slot * Row<C>::size(n.rope);
+            if constexpr (has_pairs) {
+                bf16* numbers = std::copy(rotary, rotary + n.rope, std::copy(latent, latent + n.rank, (bf16*)to));
+                if ((n.rank + n.rope) % 2) *numbers = {};
+            } else {
+                Row<C>::read(latent, int(n.rank), to);
+                Row<C>::read(rotary, int(n.rope), to + n.rank);
+            }
         }
+    }
+
+    void pair_keys(const Word* tile, int count, float* to) const {  // each number of two latents side by side
+        for (int key = 0; key < count; key += 2)
+            for (int d = 0; d < width(); d += LANES, to += LANES) {
+                halves a, b = {};
+                memcpy(&a, (const bf16*)(tile + key * line()) + d, sizeof a);
+                if (key + 1 < count) memcpy(&b, (const bf16*)(tile + (key + 1) * line()) + d, sizeof b);
+                store(to, (vec)(__builtin_convertvector(a, uvec) | __builtin_convertvector(b, uvec) << 16));
+            }
     }
 
     void attend(const Rows& rows, int begin, int end, float* sums, Workspace& w) const {
@@ -93,11 +118,17 @@ struct LatentAttention {
             if (stretch != sums) clear(stretch, count, record());
             for (int key = first; key < last; key += TILE) {
                 const int keys = std::min(TILE, last - key);
-                float *tile = w.tile.at(0), *scores = w.scores.at(0), *factors = w.factors.at(0);
+                float *scores = w.scores.at(0), *factors = w.factors.at(0);
+                Word* tile = (Word*)w.tile.at(0);
                 read_tile(rows.seq, key, key + keys, tile);
-                score_tile(w.q.at(0), tile, line(), numbers(), keys, scores, count);
-                weigh(scores, count, key, keys, w.seen.data(), factors, stretch, record());
-                add_tile(scores, count, keys, tile, line(), width(), factors, stretch, record());
+                score_tile(w.q.at(0), tile, line(), words(), keys, scores, count);
+                weigh(scores, scale, count, key, keys, w.seen.data(), factors, stretch, record());
+                if constexpr (has_pairs) {
+                    pair_keys(tile, keys, w.pairs.at(0)), pair_weights(scores, count, keys);
+                    const Pair* pairs = (const Pair*)w.pairs.at(0);
+                    add_tile(scores, count, (keys + 1) / 2, pairs, width(), width(), factors, stretch, record());
+                } else
+                    add_tile(scores, count, keys, tile, line(), width(), factors, stretch, record());
             }
             if (stretch != sums) merge(sums, stretch, count, record());
         }
@@ -143,10 +174,12 @@ struct LatentAttention {
         int64_t floats = 0;
         cut(threads, parts, tasks, floats);
         Floats kept(floats);
+        int most = LANES;
+        for (const Rows& rows : parts) most = std::max(most, padded(rows));
         const int num_tasks = int(tasks.size()), num_parts = int(parts.size());
 #pragma omp parallel num_threads(threads) if (num_tasks > 1)
         {
-            Workspace w(*this);
+            Workspace w(*this, most);
 #pragma omp for schedule(dynamic)
             for (int i = 0; i < num_tasks; i++) {
                 const Rows& rows = parts[tasks[i].tile];

@@ -21,7 +21,7 @@ from mini_engine.checkpoint.config import DTYPES, Qwen3Config
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.experts.feed_forward import SparseFeedForward
+from mini_engine.experts.router import SoftmaxRouter
 from mini_engine.families import family_named
 from mini_engine.families.qwen3_moe import Qwen3MoeConfig
 from mini_engine.model.kinds import FULL
@@ -117,8 +117,8 @@ def experts_met(engine: Engine) -> float:
     """Run a step; return the mean number of different experts in a layer."""
     assert isinstance(engine.runner, ModelRunner)
     met: list[int] = []
-    blocks = [module for module in engine.runner.model.modules() if isinstance(module, SparseFeedForward)]
-    hooks = [block.gate.register_forward_hook(lambda _, __, out: met.append(len(out[0].unique()))) for block in blocks]
+    routers = [module for module in engine.runner.model.modules() if isinstance(module, SoftmaxRouter)]
+    hooks = [router.register_forward_hook(lambda _, __, out: met.append(len(out[0].unique()))) for router in routers]
     engine.step()
     for hook in hooks:
         hook.remove()
