@@ -73,7 +73,7 @@ def packed(model, prompts, long_prompt, args) -> dict:
                 clock.arrived()
             step(model, pool, running, BLOCK_SIZE)
             clock.tick(range(len(running)))
-    return clock.report(len(prompts))
+    return clock.report()
 
 
 def chunked(model, prompts, long_prompt, budget, args) -> dict:
@@ -93,7 +93,7 @@ def chunked(model, prompts, long_prompt, budget, args) -> dict:
             engine.add_request(str(len(prompts)), long_prompt, SamplingParams(temperature=0, max_tokens=args.steps))
             clock.arrived()
         clock.tick(int(name) for name in engine.step().new_tokens)
-    return clock.report(len(prompts))
+    return clock.report()
 
 
 def blocks_for(args) -> int:
@@ -131,7 +131,7 @@ class Clock:
                 self.first_token = self.times[step]
             self.last[name] = step
 
-    def report(self, decoders: int) -> dict:
+    def report(self) -> dict:
         seconds = sorted(gap for _, gap in self.gaps)
         return {
             "largest_gap_steps": max(steps for steps, _ in self.gaps),

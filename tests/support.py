@@ -49,6 +49,23 @@ def some(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+# For pools and caches that no model fills: three layers of two heads of eight numbers.
+SMALL = Qwen3Config(
+    vocab_size=10,
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+)
+
+
+def small_rows(count: int, seed: int = 0) -> torch.Tensor:
+    """Return keys or values of so many tokens for a layer of SMALL."""
+    return some(count, 2, 8, seed=seed)
+
+
 def random_model(seed: int = 0, **changes) -> CausalLM:
     """Return a random Qwen3 of ours, with the weights' names that a checkpoint has; made without transformers."""
     sizes = BASE | changes

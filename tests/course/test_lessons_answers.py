@@ -122,12 +122,3 @@ def test_each_task_has_its_right_and_wrong_answers(lesson):
         assert len(set(right)) >= 2, f"task {task.number} has the alternatives {right}, and needs two"
         assert len(set(wrong)) >= 3, f"task {task.number} has the mistakes {wrong}, and needs three"
     assert all(answer.says for answer in answers.wrong), "a mistake says what the check must print about it"
-
-
-@pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if lesson.tasks], ids=lambda lesson: lesson.id)
-def test_each_answer_changes_its_task(lesson):
-    sources = {file.module: file.reference_source for file in student_files(lesson, PLACES)}
-    answers = ANSWERS[lesson.id]
-    for answer in (*answers.right, *answers.wrong):
-        changed = apply(lesson, [answer], sources)
-        assert changed != sources, f"task {answer.task}: {answer.name!r} is the reference"

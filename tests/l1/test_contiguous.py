@@ -5,41 +5,26 @@ import torch
 
 from mini_engine.attention.dense import causal_attention
 from mini_engine.base.errors import CacheFull
-from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.engine.loop import generate
 from mini_engine.kv import contiguous
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv, ContiguousMeta, reusable_prefix
-from tests.support import FAMILIES, both, hf_greedy, must_raise, oracle, some_ids
-
-CONFIG = Qwen3Config(
-    vocab_size=10,
-    hidden_size=8,
-    intermediate_size=8,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-)
-
-
-def rows(count, seed=0):
-    return torch.randn(count, 2, 8, generator=torch.Generator().manual_seed(seed))
+from tests.support import FAMILIES, SMALL, both, hf_greedy, must_raise, oracle, small_rows, some_ids
 
 
 def filled(max_seq_len=8):
-    kv = ContiguousKv(CONFIG, max_seq_len)
+    kv = ContiguousKv(SMALL, max_seq_len)
     for layer in range(3):
-        kv.K[layer].copy_(rows(max_seq_len, seed=layer))
-        kv.V[layer].copy_(rows(max_seq_len, seed=10 + layer))
+        kv.K[layer].copy_(small_rows(max_seq_len, seed=layer))
+        kv.V[layer].copy_(small_rows(max_seq_len, seed=10 + layer))
     return kv
 
 
 @pytest.mark.task(1)
 @pytest.mark.parametrize("where", [[3, 4], [6, 2]])
 def test_set_kv_writes_the_rows_that_slot_mapping_names(where):
-    kv = ContiguousKv(CONFIG, 8)
+    kv = ContiguousKv(SMALL, 8)
     kv.K[1].zero_(), kv.V[1].zero_()
-    k, v = rows(2, seed=1), rows(2, seed=2)
+    k, v = small_rows(2, seed=1), small_rows(2, seed=2)
     kv.set_kv(1, torch.tensor(where), k, v)
     first, second = where
     for name, cache, given in (("k", kv.K[1], k), ("v", kv.V[1], v)):
@@ -53,10 +38,10 @@ def test_set_kv_writes_the_rows_that_slot_mapping_names(where):
 
 @pytest.mark.task(1)
 def test_set_kv_keeps_layers_apart():
-    kv = ContiguousKv(CONFIG, 8)
+    kv = ContiguousKv(SMALL, 8)
     for tensor in (*kv.K, *kv.V):
         tensor.zero_()
-    kv.set_kv(2, torch.tensor([0]), rows(1), rows(1))
+    kv.set_kv(2, torch.tensor([0]), small_rows(1), small_rows(1))
     for name, layers in (("K", kv.K), ("V", kv.V)):
         written = [layer for layer, tensor in enumerate(layers) if tensor.any()]
         assert written == [2], f"write to the given layer and to no other: the layers whose {name} has changed"
@@ -66,7 +51,7 @@ def test_set_kv_keeps_layers_apart():
 def test_set_kv_writes_in_place():
     kv = filled()
     before = [*kv.K, *kv.V]
-    kv.set_kv(1, torch.tensor([3]), rows(1), rows(1))
+    kv.set_kv(1, torch.tensor([3]), small_rows(1), small_rows(1))
     assert all(mine is kept for mine, kept in zip([*kv.K, *kv.V], before, strict=True)), (
         "K and V are allocated once, at the start: write into them; a new tensor would copy the whole cache"
     )
@@ -130,7 +115,7 @@ def test_attend_copies_no_row(monkeypatch):
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_first_plan_feeds_the_prompt(count):
     planned(
-        CachedSequence(ContiguousKv(CONFIG, 8)).plan([5, 6, 7][:count]),
+        CachedSequence(ContiguousKv(SMALL, 8)).plan([5, 6, 7][:count]),
         positions=list(range(count)),
         kv_len=count,
         why="nothing is cached yet, so the whole prompt is fed",
@@ -139,7 +124,7 @@ def test_the_first_plan_feeds_the_prompt(count):
 
 @pytest.mark.task(3)
 def test_a_decode_feeds_one_token_at_its_own_position():
-    sequence = CachedSequence(ContiguousKv(CONFIG, 8))
+    sequence = CachedSequence(ContiguousKv(SMALL, 8))
     sequence.cur_len = 3
     why = "three tokens are cached: the fourth token is at position 3, its K and V go to row 3"
     planned(sequence.plan([5, 6, 7, 8]), positions=[3], kv_len=4, why=why)
@@ -147,7 +132,7 @@ def test_a_decode_feeds_one_token_at_its_own_position():
 
 @pytest.mark.task(3)
 def test_a_prompt_behind_a_reused_prefix_feeds_the_rest():
-    sequence = CachedSequence(ContiguousKv(CONFIG, 8))
+    sequence = CachedSequence(ContiguousKv(SMALL, 8))
     sequence.cur_len = 3
     planned(sequence.plan([5, 6, 7, 8, 9]), positions=[3, 4], kv_len=5, why="three of five tokens are cached")
 
@@ -162,14 +147,14 @@ def planned(meta, *, positions, kv_len, why):
 
 @pytest.mark.task(3)
 def test_a_plan_is_on_the_device_of_the_cache():
-    meta = CachedSequence(ContiguousKv(CONFIG, 8, device="meta")).plan([5, 6, 7])
+    meta = CachedSequence(ContiguousKv(SMALL, 8, device="meta")).plan([5, 6, 7])
     devices = [meta.positions.device.type, meta.slot_mapping.device.type]
     assert devices == ["meta", "meta"], "the model and its cache are on one device: a plan must be on it too"
 
 
 @pytest.mark.task(3)
 def test_plan_alone_writes_nothing_and_counts_nothing():
-    sequence = CachedSequence(ContiguousKv(CONFIG, 8))
+    sequence = CachedSequence(ContiguousKv(SMALL, 8))
     sequence.plan([5, 6, 7])
     assert sequence.cur_len == 0, "cur_len counts tokens whose K and V are written; a plan writes none"
 
@@ -177,7 +162,7 @@ def test_plan_alone_writes_nothing_and_counts_nothing():
 @pytest.mark.task(4)
 @pytest.mark.parametrize("cur_len, fed", [(0, 3), (3, 1), (2, 3)])
 def test_commit_counts_the_tokens_that_are_written(cur_len, fed):
-    sequence = CachedSequence(ContiguousKv(CONFIG, 8))
+    sequence = CachedSequence(ContiguousKv(SMALL, 8))
     sequence.cur_len = cur_len
     positions = torch.arange(cur_len, cur_len + fed)
     sequence.commit(ContiguousMeta(positions, positions, kv_len=cur_len + fed))
@@ -190,7 +175,7 @@ def test_commit_counts_the_tokens_that_are_written(cur_len, fed):
 
 @pytest.mark.task(3)
 def test_a_full_cache_refuses_and_is_unchanged():
-    sequence = CachedSequence(ContiguousKv(CONFIG, 4))
+    sequence = CachedSequence(ContiguousKv(SMALL, 4))
     sequence.cur_len = 4
     with must_raise(CacheFull, "five tokens need five rows, and this cache has four: refuse before the step runs"):
         sequence.plan([1, 2, 3, 4, 5])
@@ -200,7 +185,7 @@ def test_a_full_cache_refuses_and_is_unchanged():
 @pytest.mark.task(3)
 def test_a_cache_can_be_filled_to_its_last_row():
     try:
-        kv_len = CachedSequence(ContiguousKv(CONFIG, 4)).plan([1, 2, 3, 4]).kv_len
+        kv_len = CachedSequence(ContiguousKv(SMALL, 4)).plan([1, 2, 3, 4]).kv_len
     except CacheFull as error:
         raise AssertionError("four tokens fit in a cache of four rows") from error
     assert kv_len == 4, "four tokens fit in four rows"
@@ -208,7 +193,7 @@ def test_a_cache_can_be_filled_to_its_last_row():
 
 def test_the_cache_reserves_all_its_rows_at_once():
     for dtype in (torch.float32, torch.bfloat16):
-        assert ContiguousKv(CONFIG, 64, dtype).bytes == 64 * CONFIG.kv_bytes_per_token(dtype), f"K and V in {dtype}"
+        assert ContiguousKv(SMALL, 64, dtype).bytes == 64 * SMALL.kv_bytes_per_token(dtype), f"K and V in {dtype}"
 
 
 @pytest.mark.task(5)
@@ -225,7 +210,7 @@ def test_truncate_keeps_the_first_tokens(keep):
 @pytest.mark.task(5)
 @pytest.mark.parametrize("keep", [-1, 4])
 def test_truncate_to_a_length_that_is_not_written_changes_nothing(keep):
-    sequence = CachedSequence(ContiguousKv(CONFIG, 8))
+    sequence = CachedSequence(ContiguousKv(SMALL, 8))
     sequence.cur_len = 3
     with must_raise(ValueError, f"three tokens are written, and {keep} cannot be kept: a row never written is noise"):
         sequence.truncate(keep)

@@ -5,25 +5,11 @@ import torch
 
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.kv.token_flat import FlatKvPool, FlatMeta, pool_slots
-from tests.support import must_raise, oracle
-
-CONFIG = Qwen3Config(
-    vocab_size=10,
-    hidden_size=8,
-    intermediate_size=8,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-)
-
-
-def rows(count, seed=0):
-    return torch.randn(count, 2, 8, generator=torch.Generator().manual_seed(seed))
+from tests.support import SMALL, must_raise, oracle, small_rows
 
 
 def zeroed(num_slots=12):
-    pool = FlatKvPool(CONFIG, num_slots)
+    pool = FlatKvPool(SMALL, num_slots)
     for tensor in (*pool.K, *pool.V):
         tensor.zero_()
     return pool
@@ -36,7 +22,7 @@ def used(tensor):
 
 @pytest.mark.task(1)
 def test_set_kv_writes_only_the_named_slots():
-    pool, k, v = zeroed(), rows(3, seed=1), rows(3, seed=2)
+    pool, k, v = zeroed(), small_rows(3, seed=1), small_rows(3, seed=2)
     pool.set_kv(1, torch.tensor([9, 2, 4]), k, v)
     for name, tensor, given in (("k", pool.K[1], k), ("v", pool.V[1], v)):
         assert used(tensor) == [2, 4, 9], f"write {name} to the slots in slot_mapping, [9, 2, 4], and to no other"
@@ -48,7 +34,7 @@ def test_set_kv_writes_only_the_named_slots():
 @pytest.mark.task(1)
 def test_set_kv_keeps_layers_apart():
     pool = zeroed()
-    pool.set_kv(2, torch.tensor([0]), rows(1), rows(1))
+    pool.set_kv(2, torch.tensor([0]), small_rows(1), small_rows(1))
     for name, layers in (("K", pool.K), ("V", pool.V)):
         written = [layer for layer, tensor in enumerate(layers) if tensor.any()]
         assert written == [2], (
@@ -60,7 +46,7 @@ def test_set_kv_keeps_layers_apart():
 def test_set_kv_writes_in_place_and_returns_nothing():
     pool = zeroed()
     before = [*pool.K, *pool.V]
-    got = pool.set_kv(0, torch.tensor([0]), rows(1), rows(1))
+    got = pool.set_kv(0, torch.tensor([0]), small_rows(1), small_rows(1))
     assert all(mine is kept for mine, kept in zip([*pool.K, *pool.V], before, strict=True)), (
         "write into the pool's tensors: a new tensor would copy the whole pool"
     )
@@ -76,12 +62,12 @@ def nothing_was_written(pool):
 @pytest.mark.parametrize(
     "slots, k, v",
     [
-        ([0, 1], rows(1), rows(1)),
-        ([0], rows(2), rows(2)),
-        ([0, 1], rows(2), rows(1)),
-        ([0, 1], rows(1), rows(2)),
-        ([0], torch.zeros(1, 2, 9), rows(1)),
-        ([0], rows(1), torch.zeros(1, 1, 8)),
+        ([0, 1], small_rows(1), small_rows(1)),
+        ([0], small_rows(2), small_rows(2)),
+        ([0, 1], small_rows(2), small_rows(1)),
+        ([0, 1], small_rows(1), small_rows(2)),
+        ([0], torch.zeros(1, 2, 9), small_rows(1)),
+        ([0], small_rows(1), torch.zeros(1, 1, 8)),
         ([0], torch.ones(1, 1, 8), torch.ones(1, 1, 8)),
     ],
     ids=[
@@ -108,7 +94,7 @@ def test_set_kv_refuses_a_slot_outside_the_pool_and_writes_nothing(slots):
     pool = zeroed(num_slots=12)
     why = f"slot_mapping is {slots}, and the pool has the slots 0 … 11: torch would take -1 for the last one"
     with must_raise(ValueError, why):
-        pool.set_kv(0, torch.tensor(slots), rows(2), rows(2))
+        pool.set_kv(0, torch.tensor(slots), small_rows(2), small_rows(2))
     nothing_was_written(pool)
 
 
@@ -116,7 +102,7 @@ def test_set_kv_refuses_a_slot_outside_the_pool_and_writes_nothing(slots):
 def test_set_kv_of_no_tokens_writes_nothing():
     pool = zeroed()
     try:
-        pool.set_kv(0, torch.tensor([], dtype=torch.int64), rows(0), rows(0))
+        pool.set_kv(0, torch.tensor([], dtype=torch.int64), small_rows(0), small_rows(0))
     except (RuntimeError, IndexError, ValueError) as error:
         error.add_note("a step of no tokens writes nothing, and is no mistake")
         raise
@@ -125,7 +111,7 @@ def test_set_kv_of_no_tokens_writes_nothing():
 
 @pytest.mark.task(1)
 def test_set_kv_on_a_device_does_not_wait_to_check_the_slots():
-    pool, nowhere = FlatKvPool(CONFIG, 12, device="meta"), torch.zeros(2, 2, 8, device="meta")
+    pool, nowhere = FlatKvPool(SMALL, 12, device="meta"), torch.zeros(2, 2, 8, device="meta")
     try:  # a tensor on device "meta" has no values: reading one raises, where a CUDA device would wait
         pool.set_kv(0, torch.tensor([0, 5]).to("meta"), nowhere, nowhere)
     except (RuntimeError, NotImplementedError) as error:
@@ -135,10 +121,10 @@ def test_set_kv_on_a_device_does_not_wait_to_check_the_slots():
 
 def scattered():
     """Return a pool with a history of five tokens in slots 7, 3, 0, 11, 5; every other slot is NaN."""
-    pool, indices = FlatKvPool(CONFIG, 12), torch.tensor([7, 3, 0, 11, 5])
+    pool, indices = FlatKvPool(SMALL, 12), torch.tensor([7, 3, 0, 11, 5])
     for layer in range(3):
         pool.K[layer].fill_(float("nan")), pool.V[layer].fill_(float("nan"))
-        pool.K[layer][indices], pool.V[layer][indices] = rows(5, seed=layer), rows(5, seed=10 + layer)
+        pool.K[layer][indices], pool.V[layer][indices] = small_rows(5, seed=layer), small_rows(5, seed=10 + layer)
     return pool, indices
 
 
@@ -149,7 +135,7 @@ def test_attend_reads_the_history_in_the_order_of_kv_indices(q_len):
     q = torch.randn(q_len, 4, 8, generator=torch.Generator().manual_seed(9))
     positions = torch.arange(5 - q_len, 5)
     meta = FlatMeta(positions, indices[5 - q_len :], indices, is_prefill=q_len > 1)
-    want = oracle(q, rows(5, seed=0), rows(5, seed=10))
+    want = oracle(q, small_rows(5, seed=0), small_rows(5, seed=10))
     got = pool.attend(0, q, meta)
     assert not got.isnan().any(), "attention read a slot that the request does not own: only those in kv_indices are"
     assert list(got.shape) == list(want.shape), "the result has q's shape, [T, H_q, D]"
@@ -163,7 +149,7 @@ def test_attend_reads_the_layer_it_is_asked_for():
     q = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(9))
     meta = FlatMeta(torch.tensor([4]), indices[4:], indices, is_prefill=False)
     for layer in range(3):
-        want = oracle(q, rows(5, seed=layer), rows(5, seed=10 + layer))
+        want = oracle(q, small_rows(5, seed=layer), small_rows(5, seed=10 + layer))
         right = torch.allclose(pool.attend(layer, q, meta).double(), want, atol=1e-5)
         assert right, f"attend({layer}, …) must read K and V of layer {layer}: was the layer index forgotten?"
 
@@ -185,8 +171,8 @@ def test_qwen3_8b_in_bfloat16_takes_144_kib_per_token():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_pool_has_the_bytes_of_all_its_slots(dtype):
-    assert FlatKvPool(CONFIG, 12, dtype).bytes == 12 * CONFIG.kv_bytes_per_token(dtype), "K and V, in the pool's dtype"
+    assert FlatKvPool(SMALL, 12, dtype).bytes == 12 * SMALL.kv_bytes_per_token(dtype), "K and V, in the pool's dtype"
 
 
 def test_a_budget_smaller_than_a_block_gives_no_slots():
-    assert pool_slots(CONFIG, torch.float32, 10) == 0
+    assert pool_slots(SMALL, torch.float32, 10) == 0

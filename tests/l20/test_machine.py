@@ -7,9 +7,8 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mini_engine.agents.policies import SLRU, TLRU
 from mini_engine.agents.session import Limits
@@ -17,7 +16,7 @@ from mini_engine.agents.sessions import Sessions
 from mini_engine.base.errors import OutOfBlocks
 from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.eviction import LRU, EvictionQueue
-from tests.shared.trees import check_tree, nodes
+from tests.shared.trees import check_tree, nodes, played
 
 SIZE, USABLE, AGENTS, NAMESPACES = 4, 40, 8, 2
 LIMITS = Limits(blocks=20, each=14, sessions=5, seconds=50)
@@ -267,27 +266,13 @@ class PolicyMachine(RuleBasedStateMachine):
         self.world.finish()
 
 
-def play(examples):
-    """Let hypothesis play so many games; return their worlds."""
-    worlds = []
-
-    class Machine(PolicyMachine):
-        def teardown(self):
-            super().teardown()
-            worlds.append(self.world)
-
-    plan = settings(max_examples=examples, stateful_step_count=30, deadline=None, phases=[Phase.generate])
-    run_state_machine_as_test(Machine, settings=plan)
-    return worlds
-
-
 def test_hundreds_of_turns_keep_the_order_and_the_books_of_every_policy():
-    assert sum(world.num_turns for world in play(60)) >= 500
+    assert sum(world.num_turns for world in played(PolicyMachine, 60, 30)) >= 500
 
 
 @pytest.mark.nightly
 def test_many_thousands_of_turns_keep_the_order_and_the_books_of_every_policy():
-    worlds = play(2500)
+    worlds = played(PolicyMachine, 2500, 30)
     assert sum(world.num_turns for world in worlds) >= 40_000
     assert sum(world.num_chosen for world in worlds) > 20_000
     assert sum(world.num_referenced for world in worlds) > 1000, "sessions' leaves must have gone as a last resort"

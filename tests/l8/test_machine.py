@@ -8,16 +8,15 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mini_engine.base.errors import OutOfBlocks
 from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.eviction import FIFO, LFU, LRU
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import key_of
-from tests.shared.trees import check_tree, contents, nodes
+from tests.shared.trees import check_tree, contents, nodes, played
 
 SIZE, USABLE = 4, 24
 FAMILIES = [random.Random(seed).choices(range(2), k=60) for seed in range(3)]
@@ -332,27 +331,13 @@ class PrefixMachine(RuleBasedStateMachine):
         self.world.finish()
 
 
-def play(examples):
-    """Let hypothesis play that many games; return their worlds."""
-    worlds = []
-
-    class Machine(PrefixMachine):
-        def teardown(self):
-            super().teardown()
-            worlds.append(self.world)
-
-    plan = settings(max_examples=examples, stateful_step_count=50, deadline=None, phases=[Phase.generate])
-    run_state_machine_as_test(Machine, settings=plan)
-    return worlds
-
-
 def test_thousands_of_calls_keep_tree_manager_pool_and_dictionary_equal():
-    assert sum(world.calls for world in play(6)) >= 4000
+    assert sum(world.calls for world in played(PrefixMachine, 10, 50)) >= 4000
 
 
 @pytest.mark.nightly
 def test_100_000_calls_keep_tree_manager_pool_and_dictionary_equal():
-    worlds = play(120)
+    worlds = played(PrefixMachine, 120, 50)
     assert sum(world.calls for world in worlds) >= 100_000
     assert sum(world.evicted for world in worlds) > 1000 and sum(world.waits for world in worlds) > 1000
     assert sum(world.manager.coordinator.prefixes.stats.num_hits for world in worlds) > 1000

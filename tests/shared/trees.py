@@ -1,6 +1,9 @@
-"""Lesson 8. Shared by the tests: trees built by hand, and the invariants of every tree."""
+"""Lesson 8. Shared by the tests: trees built by hand, the invariants of every tree, and games of a state machine."""
 
 from contextlib import contextmanager
+
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import Node, key_of
@@ -112,3 +115,17 @@ def check_tree(tree):
     assert tree.num_blocks == sum(sizes.values()), "evictable and protected must add up to all blocks of the tree"
     held = [block for node in nodes(tree) for block in node.blocks]
     assert len(held) == len(set(held)), "a block must be in the tree at most once"
+
+
+def played(machine, examples, steps):
+    """Let hypothesis play so many games of a machine, which has a `world`; return their worlds."""
+    worlds = []
+
+    class Machine(machine):
+        def teardown(self):
+            super().teardown()
+            worlds.append(self.world)
+
+    plan = settings(max_examples=examples, stateful_step_count=steps, deadline=None, phases=[Phase.generate])
+    run_state_machine_as_test(Machine, settings=plan)
+    return worlds
