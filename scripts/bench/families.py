@@ -58,9 +58,8 @@ def run(args: Namespace) -> Report:
     for name in args.kinds:
         engines[OURS] = engine_of(name, args)
         theirs = None if args.no_transformers else load_hf(checkpoint(name), "bfloat16")
-        filled = theirs and filled_cache(theirs, args.history)
         for batch in args.batches[:1] if args.quick else args.batches:
-            rows.append(decode_row(name, engines, filled, batch, rounds, args.history))
+            rows.append(decode_row(name, engines, theirs, batch, rounds, args.history))
         rows.append(prompt_row(name, engines, theirs, min(rounds, 3)))
     notes = [
         f"random weights in bfloat16, {args.history} tokens before each decode; {torch.get_num_threads()} threads",
@@ -80,17 +79,17 @@ def engine_of(name: str, args: Namespace) -> Engine:
 
 
 def decode_row(
-    name: str, engines: dict[str, Engine], filled: Any, batch: int, rounds: int, history: int
+    name: str, engines: dict[str, Engine], theirs: Any, batch: int, rounds: int, history: int
 ) -> dict[str, Any]:
-    """Return the figures of decode steps of `batch` sequences. filled: transformers' model and cache, or None."""
+    """Return the figures of decode steps of `batch` sequences. theirs: transformers' model, or None."""
     contenders = {}
     for who, engine in engines.items():
         end_all(engine)
         prefill(engine.scheduler, batch, history, 2 * batch + NEW * (rounds + 2))
         contenders[who] = decoding(engine, NEW, perf_counter)
-    if filled:
-        theirs, cache = filled
-        contenders[HF] = partial(seconds_of, their_steps(theirs, cache, batch))
+    if theirs:
+        _, cache = filled_cache(theirs, history, batch)
+        contenders[HF] = partial(seconds_of, their_steps(theirs, cache, batch, repeats=False))
     counted = {who: step_costs(engine.config, batch, history, DTYPE) for who, engine in engines.items()}
     return row_of(name, f"{batch} at once", contenders, counted, rounds, batch, NEW)
 

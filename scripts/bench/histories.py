@@ -111,9 +111,9 @@ def history_bytes(engine: Engine, history: int) -> int:
     return every * sum(seen) // len(seen)
 
 
-def filled_cache(model, history: int):
-    """Return transformers' model and its cache of one sequence of random ids."""
-    ids = torch.randint(100, (1, history))
+def filled_cache(model, history: int, batch: int = 1):
+    """Return transformers' model and its cache of `batch` sequences of random ids."""
+    ids = torch.randint(100, (batch, history))
     cache = None
     with torch.inference_mode():
         for start in range(0, history, CHUNK):
@@ -121,10 +121,15 @@ def filled_cache(model, history: int):
     return model, cache
 
 
-def their_steps(model, cache, batch: int) -> Callable[[], Any]:
-    """Return a run of NEW decode steps of transformers on a copy of the cache, for `batch` sequences."""
+def their_steps(model, cache, batch: int, repeats: bool = True) -> Callable[[], Any]:
+    """Return a run of NEW decode steps of transformers on a copy of the cache, for `batch` sequences.
+
+    Args:
+        repeats: the cache is of one sequence; otherwise it is of all of them, as caches with states have to be.
+    """
     own = copy.deepcopy(cache)
-    own.batch_repeat_interleave(batch)
+    if repeats:
+        own.batch_repeat_interleave(batch)
     token = torch.arange(batch)[:, None]
 
     def run() -> None:
