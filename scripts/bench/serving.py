@@ -36,10 +36,11 @@ from tokenizers import decoders, models, pre_tokenizers
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.cli.parser import at_least, whole_number
+from mini_engine.engine.scheduler_config import SchedulerConfig
 
 OURS, VLLM = "ours", "vLLM"
-POOL_BYTES, BATCH_TOKENS, MOST_TOKENS, AT_ONCE = 2**30, 2048, 2048, 64
-PAUSE = 0.5  # seconds before each run: the other server's threads stop spinning
+POOL_BYTES, MOST_TOKENS = 2**30, 2048
+PAUSE = 2.0  # seconds before each run: the other server's threads stop spinning, vLLM's worker after one second
 
 
 def add_arguments(parser) -> None:
@@ -47,8 +48,8 @@ def add_arguments(parser) -> None:
     add_checkpoint(parser)
     add_places(parser, VLLM_PLACE)
     parser.add_argument(
-        "--step-tokens", nargs="+", type=whole_number(AT_ONCE), default=[BATCH_TOKENS], metavar="N",
-        help=f"our server's limits of tokens a step, at least {AT_ONCE}; a server for each (default: {BATCH_TOKENS})",
+        "--step-tokens", nargs="+", type=whole_number(SchedulerConfig.max_num_seqs), default=[], metavar="N",
+        help="another of our servers for each of these limits of tokens a step (default: none, only `serve`'s own)",
     )  # fmt: skip
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="only loads whose names begin with one of these")
     parser.add_argument("--most-first", type=at_least(0), default=2.0, metavar="S", help="good: a first token in S (2)")
@@ -97,10 +98,13 @@ def loads_of(vocab_size: int, quick: bool) -> dict[str, Load]:
 # ---------------------------------------------------------------- the servers
 
 
-def ours(args) -> dict[str, int]:
-    """Map the names of our servers to their limits of tokens a step; the first is the baseline."""
-    first, *others = dict.fromkeys(args.step_tokens)
-    return {OURS: first} | {f"{OURS}, {limit} a step": limit for limit in others}
+def ours(args) -> dict[str, list[str]]:
+    """Map the names of our servers to their options; the first, the baseline, has `serve`'s own limits."""
+    limits = {f"{OURS}, {number} a step": str(number) for number in dict.fromkeys(args.step_tokens)}
+    options = {
+        name: ["--max-num-batched-tokens", most, "--chunked-prefill-size", most] for name, most in limits.items()
+    }
+    return {OURS: []} | options
 
 
 def commands(name: str, args, model: Path, port: int) -> tuple[list[str], dict[str, str]]:
@@ -109,9 +113,8 @@ def commands(name: str, args, model: Path, port: int) -> tuple[list[str], dict[s
     Raises:
         UserError: there is no such server here.
     """
-    if limit := ours(args).get(name):
-        limits = ["--max-num-batched-tokens", str(limit), "--chunked-prefill-size", str(limit)]
-        own = ["--model", str(model), "--dtype", args.dtype, "--model-name", MODEL, "--max-num-seqs", str(AT_ONCE)]
+    if (limits := ours(args).get(name)) is not None:
+        own = ["--model", str(model), "--dtype", args.dtype, "--model-name", MODEL]
         return [sys.executable, "-m", "mini_engine", "serve", *own, *limits, "--port", str(port)], {}
     try:
         python, environment = vllm_python(args)
@@ -120,11 +123,10 @@ def commands(name: str, args, model: Path, port: int) -> tuple[list[str], dict[s
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0)))) if hasattr(os, "sched_getaffinity") else "all"
     environment |= {"VLLM_CPU_KVCACHE_SPACE": str(POOL_BYTES >> 30), "VLLM_CPU_OMP_THREADS_BIND": cores}
     environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-    limits = ["--max-num-batched-tokens", str(BATCH_TOKENS), "--max-model-len", str(MOST_TOKENS)]
-    own = ["--dtype", args.dtype, "--served-model-name", MODEL, "--max-num-seqs", str(AT_ONCE)]
+    own = ["--dtype", args.dtype, "--served-model-name", MODEL, "--max-model-len", str(MOST_TOKENS)]
     where = ["--host", "127.0.0.1", "--port", str(port)]
     entry = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.resolve())]  # `vllm serve`'s own
-    return [*entry, *own, *limits, "--enable-prefix-caching", *where], environment
+    return [*entry, *own, "--enable-prefix-caching", *where], environment
 
 
 @contextmanager
