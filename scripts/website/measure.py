@@ -6,10 +6,11 @@ python -m scripts.website.measure --only l5_scheduler/README.md --json
 python -m scripts.website.measure --verdicts             check each exercise as its page does, too: a quarter of an hour
 
 1280, 390, 320: the share in percent of the least visible player, at 1280 x 720 (one that the page opens with as it
-opens, others scrolled to below the header), at 390 x 664 (scrolled) and at 320 x 568 (its width only). KB: what a
-server that compresses text, as GitHub Pages does, sends for a first visit. faint: kinds of text in drawings, on all
-frames of all players and in both schemes, whose contrast with what is below it is less than 4.5. tasks: those with an
-editor in the page; with --verdicts, after a slash, how many of them are unwritten at first and pass with the reference.
+opens, or a tool, others scrolled to below the header), at 390 x 664 (scrolled) and at 320 x 568 (its width only).
+KB: what a server that compresses text, as GitHub Pages does, sends for a first visit. faint: kinds of text in drawings,
+on all frames of all players and in both schemes, whose contrast with what is below it is less than 4.5. tasks: those
+with an editor in the page; with --verdicts, after a slash, how many of them are unwritten at first and pass with the
+reference.
 """
 
 import argparse

@@ -20,15 +20,17 @@ SHIFTS = """() => new Promise(done => {
 MOST_SHIFTED = 0.05
 TALLEST = 12_000  # pixels of a page, at a width of 1440
 
-# The share, in percent, of the least visible player. opens: one in the upper half of the first screen is
-# judged there; all others are scrolled to below the header. isWidthOnly: only what is cut at the sides counts.
+# The share, in percent, of the least visible player. opens: one in the upper half of the first screen is judged there,
+# and so is a tool that a lesson opens with; all others are scrolled to below the header. isWidthOnly: only what is cut
+# at the sides counts.
 VISIBLE = """async ({opens, isWidthOnly}) => {
     const settled = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
     const header = document.querySelector(".md-header")?.offsetHeight ?? 0;
+    const player = "figure.kv-figure", tool = ".kv-strip + p + .kv-tool"; // a tool under the title of a lesson
     const shares = [];
     scrollTo(0, 0);
     await settled();
-    for (const figure of document.querySelectorAll("figure.kv-figure")) {
+    for (const figure of document.querySelectorAll(opens ? `${tool}, ${player}` : player)) {
         if (!figure.getClientRects().length) continue; // folded
         const isFirst = opens && !shares.length && figure.getBoundingClientRect().top < innerHeight / 2;
         scrollTo(0, isFirst ? 0 : scrollY + figure.getBoundingClientRect().top - header);

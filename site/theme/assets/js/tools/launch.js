@@ -64,10 +64,10 @@
     const span = spanOf(made.plain, made.replayed);
     const shown = (span * values.time) / 100;
     const rows = [["plain", plainStep], ["replayed", replayedStep], [DEVICE, loopStep]];
-    const parts = rows.map(([name, step], i) => row(name, step(made, values), 16 + 68 * i, span, shown, wide));
+    const parts = rows.map(([name, step], i) => row(name, step(made, values), 16 + 56 * i, span, shown, wide));
     const at = 44 + ((wide - 52) * values.time) / 100;
-    return `<svg class="wide" viewBox="0 0 ${wide} 228" aria-hidden="true">${parts.join("")}<path class="even" d="M${at} 20V204"/>
-      <text class="axis" x="44" y="222">0</text><text class="end" x="${wide - 8}" y="222">${short(span)} ms</text></svg>`;
+    return `<svg class="wide" viewBox="0 0 ${wide} 204" aria-hidden="true">${parts.join("")}<path class="even" d="M${at} 20V180"/>
+      <text class="axis" x="44" y="198">0</text><text class="end" x="${wide - 8}" y="198">${short(span)} ms</text></svg>`;
   }
 
   // A button that plays: the slider of time runs from its beginning to its end in four seconds.
@@ -93,9 +93,9 @@
       title: "One decode step, three ways. On paper: no GPU has run it",
       fields: [
         { key: "time", label: "time", value: 100, slide: 1, max: 100, show: (part) => `${part} %` },
-        { key: "launch", label: "a launch costs the host", value: Math.log2(3), log: 0.1, min: Math.log2(3) - 5, max: Math.log2(3) + 3, unit: "µs" },
+        { key: "launch", label: "a launch takes", value: Math.log2(3), log: 0.1, min: Math.log2(3) - 5, max: Math.log2(3) + 3, unit: "µs" },
         { key: "kernels", label: "kernels in a step", value: 1379, min: BARS },
-        { key: "gpu", label: "the GPU's work in a step, ms", value: 0.6, min: 0.01, step: "any" },
+        { key: "gpu", label: "GPU's work, ms", value: 0.6, min: 0.01, step: "any" },
       ],
       work,
       say: ({ plain, replayed, loop, idle }, { time }) => [

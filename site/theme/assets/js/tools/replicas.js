@@ -29,10 +29,10 @@
     const size = Math.min(22, (room - 24) / BLOCKS - 3);
     const blocks = Array.from({ length: BLOCKS }, (_, at) => `<rect class="${at < matched ? LOOKS[i] : "free"}" x="${left + 10 + at * (size + 3)}" y="30" width="${size}" height="${size}"/>`);
     const per = Math.min(9, (room - 24) / 12);
-    const waiting = Array.from({ length: load }, (_, at) => `<rect class="load" x="${left + 10 + at * per}" y="64" width="${per - 2}" height="10"/>`);
-    return `<rect class="${chosen ? "chosen" : "replica"}" x="${left + 1.5}" y="4" width="${room - 3}" height="102" rx="6"/>
+    const waiting = Array.from({ length: load }, (_, at) => `<rect class="load" x="${left + 10 + at * per}" y="59" width="${per - 2}" height="10"/>`);
+    return `<rect class="${chosen ? "chosen" : "replica"}" x="${left + 1.5}" y="4" width="${room - 3}" height="90" rx="6"/>
       <text class="axis strong" x="${left + 10}" y="22">replica ${i}</text>${blocks.join("")}${waiting.join("")}
-      <text class="axis" x="${left + 10}" y="96">score ${score.toFixed(2).replace("-", "−")}</text>`;
+      <text class="axis" x="${left + 10}" y="86">score ${score.toFixed(2).replace("-", "−")}</text>`;
   }
 
   function draw(values, { scores, chosen }) {
@@ -43,16 +43,16 @@
     const ends = [0, MOST].flatMap((beta) => scoresAt(beta, matched, loads));
     const [low, high] = [Math.min(...ends, 0), Math.max(...ends, 1)];
     const x = (beta) => 34 + ((wide - 62) * beta) / MOST;
-    const y = (score) => 250 - (110 * (score - low)) / (high - low);
+    const y = (score) => 184 - (72 * (score - low)) / (high - low);
     const lines = NAMES.map((_, i) => {
       const [from, to] = [scoresAt(0, matched, loads)[i], scoresAt(MOST, matched, loads)[i]];
       return `<path class="${LOOKS[i]}" d="M${x(0)} ${y(from)}L${x(MOST)} ${y(to)}"/><text class="axis" x="${x(MOST) + 6}" y="${y(to) + 4}">${i}</text>`;
     });
     const marks = [low, high].map((score) => `<text class="end" x="28" y="${y(score) + 4}">${score.toFixed(1).replace("-", "−")}</text>`);
-    const ticks = [0, 1, 2, 3].map((beta) => `<text x="${x(beta)}" y="270">${beta}</text>`);
-    return `<svg class="wide" viewBox="0 0 ${wide} 292" aria-hidden="true">${boxes.join("")}<text class="axis" x="34" y="128">score</text>${marks.join("")}
-      <path class="thin" d="M34 134V252H${x(MOST)}"/>${lines.join("")}<path class="even" d="M${x(values.beta)} 134V252"/>
-      <circle data-key="beta" cx="${x(values.beta)}" cy="${y(scores[chosen])}" r="8"/>${ticks.join("")}<text x="${(34 + x(MOST)) / 2}" y="288">β, what load costs</text></svg>`;
+    const ticks = [0, 1, 2, 3].map((beta) => `<text x="${x(beta)}" y="202">${beta}</text>`);
+    return `<svg class="wide" viewBox="0 0 ${wide} 208" aria-hidden="true">${boxes.join("")}<text class="axis" x="34" y="106">score</text>${marks.join("")}
+      <path class="thin" d="M34 110V186H${x(MOST)}"/>${lines.join("")}<path class="even" d="M${x(values.beta)} 110V186"/>
+      <circle data-key="beta" cx="${x(values.beta)}" cy="${y(scores[chosen])}" r="8"/>${ticks.join("")}<text x="${(34 + x(MOST)) / 2}" y="202">β, what load costs</text></svg>`;
   }
 
   const has = (i, value) => ({ key: "matched" + i, label: `replica ${i} has, of ${BLOCKS}`, value, slide: 1, max: BLOCKS, show: String });
