@@ -23,6 +23,7 @@ from scripts.bench.server_process import answers, free_port
 
 ALIGN = 256  # llama.cpp rounds a slot's tokens up to this number
 START_SECONDS = 300
+GREEDY = {"top_k": 1, "samplers": ["top_k"], "ignore_eos": True, "cache_prompt": True}
 Event = tuple[int, float, list[int]]  # the job, the time, its new tokens; without tokens the answer is complete
 
 
@@ -137,8 +138,7 @@ async def client(port: int, job: int, ids: list[int], wanted: int, events: queue
     Raises:
         RuntimeError: the server answered with an error.
     """
-    greedy = {"temperature": 0, "samplers": ["temperature"], "ignore_eos": True, "cache_prompt": True}
-    asked = {"prompt": ids, "n_predict": wanted, "stream": True, "return_tokens": True} | greedy
+    asked = {"prompt": ids, "n_predict": wanted, "stream": True, "return_tokens": True} | GREEDY
     body = json.dumps(asked).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     head = f"POST /completion HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"

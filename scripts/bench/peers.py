@@ -229,14 +229,16 @@ def run(args) -> Report:
     config = Qwen3Config.from_dir(model)
     vocab_size, token_bytes = config.vocab_size, config.kv_bytes_per_token(DTYPES[args.dtype])
     loads = behind(args.behind, vocab_size) if args.behind else loads_of(vocab_size, args.quick)
+    rounds = args.rounds or (1 if args.quick else 3)
     notes = [
-        f"{model}, {args.dtype}, {torch.get_num_threads()} threads, {num_bytes / 1e9:.2f} GB of weights read per step"
+        f"{model}, {args.dtype}, {torch.get_num_threads()} threads, {num_bytes / 1e9:.2f} GB of weights read per step; "
+        f"medians of {rounds} rounds"
     ]
     rows = []
     with ExitStack() as stack:
         ready, pools = start_all(args, model, room_of(args, loads) | {"token_bytes": token_bytes}, stack, notes)
         for name, jobs in loads.items():
-            found = rounds_of(ready, jobs, args.rounds or (1 if args.quick else 3), notes, name)
+            found = rounds_of(ready, jobs, rounds, notes, name)
             read = READ_BYTES / statistics.median(found[""]) / 1e9
             notes.append(f"{name}: memory read at {read:.1f} GB/s in the same rounds")
             rows += rows_of(name, jobs, found, num_bytes)

@@ -15,6 +15,7 @@ from scripts import first_line
 from scripts.pages.generated import settle
 
 GENERATORS = (
+    "measured",
     *("module_tables", "matrix", "buffer_states", "seen_on", "on_gpu", "notebook", "tracks", "lesson_tables", "stages"),
     *("race", "ladder", "beyond", "handover_figures", "agent_figures", "chats", "models", "ten_minutes"),
 )

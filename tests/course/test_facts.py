@@ -54,50 +54,6 @@ def kept(path: str) -> list[dict]:
     return json.loads((LESSONS / path).read_text(encoding="utf-8"))["rows"]
 
 
-def three_digits(value: float) -> str:
-    """Return a figure as the tables have it: three digits or, above, whole numbers."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def test_lesson_9_s_table_of_engines_is_the_kept_run():
-    loads: dict[str, list[str]] = {}
-    for row in kept("l9_speed/peers.json"):
-        loads.setdefault(row["load"], []).append(three_digits(row["tokens/s"]))
-    gives("l9_speed", *map(" | ".join, loads.values()))
-
-
-def methods() -> dict[str, dict[int, dict[str, float]]]:
-    """Return the rows of lesson 17's kept run, by method and bits."""
-    kept_run = json.loads((LESSONS / "l17_bits" / "methods.json").read_text(encoding="utf-8"))
-    found: dict[str, dict[int, dict[str, float]]] = {}
-    for row in kept_run["more"]:
-        found.setdefault(row["what"], {})[row["bits"]] = row
-    return found
-
-
-@pytest.mark.parametrize(
-    ("method", "digits"), [("plain", 2), ("plain, groups of 32", 2), ("keys by channel", 3), ("rotated", 3)]
-)
-def test_lesson_17_s_table_of_methods_is_the_kept_run(method, digits):
-    row = methods()[method][4]
-    gives(
-        "l17_bits", " | ".join([f"{row['bits stored']:g}", *(f"{row[f'KL, seed {n}']:.{digits}f}" for n in range(3))])
-    )
-
-
-@pytest.mark.parametrize("file", ["serving.json", "serving-limits.json"])
-def test_lesson_7_s_tables_of_servers_are_the_kept_runs(file):
-    rows = kept(f"l7_server/{file}")
-    servers = len({row["server"] for row in rows})
-    for ours in range(0, len(rows), servers):
-        beside = rows[ours : ours + servers]
-        cells = [" / ".join(three_digits(row["tokens/s"]) for row in beside)]
-        for key in ("first token, p50 ms", "first token, p99 ms", "gap, p50 ms", "gap, p99 ms"):
-            cells.append(" / ".join(f"{row[key]:,.0f}" for row in beside))
-        cells.append(" / ".join(f"{row['good a second']:.2f}" for row in beside))
-        gives("l7_server", " | ".join(cells))
-
-
 def test_the_longest_gaps_on_the_pages_of_figures_are_lesson_19_s():
     first, *_, last = kept("l19_handover/handover.json")
     figures = f"{first['max ms']:,.0f} and {last['max ms']:.0f} ms"

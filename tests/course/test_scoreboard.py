@@ -10,6 +10,8 @@ from argparse import Namespace
 from scripts.bench import scoreboard
 from scripts.bench.command import suites
 from scripts.bench.scoreboard_parts import PARTS, chosen
+from scripts.pages import measured
+from scripts.pages.generated import WRITE
 
 import pytest
 
@@ -79,3 +81,13 @@ def test_every_part_is_a_suite_with_a_file_of_its_own():
     assert {part.suite for part in PARTS} <= set(suites())
     assert len({part.file for part in PARTS}) == len(PARTS), "two runs would overwrite each other's file"
     assert sum(part.quick_seconds for part in chosen([], quick=True)) <= 300, "--quick promises five minutes"
+
+
+@pytest.mark.parametrize("page", measured.files(), ids=lambda page: page.parent.name)
+def test_a_page_s_tables_are_those_of_its_kept_runs(page):
+    text = page.read_text(encoding="utf-8")
+    assert text == measured.files()[page], f"the kept runs of {page.parent.name} say something else: {WRITE}"
+
+
+def test_every_table_is_of_a_run_that_the_scoreboard_makes():
+    assert {table.file for table in measured.TABLES} <= {part.file for part in PARTS}
