@@ -1,6 +1,7 @@
 """Lesson 3. The C++ kernel, `paged_cpu.cpp`, called by ctypes; it is compiled on first use."""
 
 import ctypes
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def scalar_attention(
     return call(function, q, k_cache, v_cache, batch, scale, window)
 
 
+@functools.cache
 def native(dtype: torch.dtype) -> Native:
     """Return the functions for caches of this dtype."""
     return Native(LIBRARY.address("write_slot", dtype), LIBRARY.address("paged_attention", dtype))

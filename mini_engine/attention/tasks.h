@@ -168,8 +168,8 @@ struct Attention {
         const Found<E> p = of_head(now, t.first_head + head, w);
         float *q = w.q.at(head * n * words()), *scores = w.scores.at(0), *sums = stretch + head * n * record();
         const E *keys_ahead[LANES], *values_ahead[LANES];
-        // The next tile's keys and values are prefetched. A processor drops such requests while too many are under way, so
-        // they are repeated just before the call that reads them.
+        // The next tile's keys and values are prefetched. A processor drops such requests while too many are under
+        // way, so they are repeated just before the call that reads them.
         const bool more = head + 1 < t.heads;
         prefetch_head(more ? now : next, t.first_head + (more ? head + 1 : 0));
         if constexpr (OPENS) {  // at once; the loops below read what is in the cache already

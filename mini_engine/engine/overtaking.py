@@ -11,17 +11,28 @@ Time is counted in computed tokens, `Scheduler.num_scheduled`. The shortest rema
 import math
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from mini_engine.engine.request import Request
-
-if TYPE_CHECKING:
-    from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.scheduler_config import SchedulerConfig
 
 MOST = 64  # waiting requests that are looked at in a step
 
 
-def overtakers(scheduler: "Scheduler", spare: int) -> Iterator[tuple[Request, list[Request]]]:
+class Queues(Protocol):
+    """What is asked of the scheduler; it says what each of these is."""
+
+    config: SchedulerConfig
+    manager: Any
+    waiting: list[Request]
+    running: list[Request]
+    ahead: set[Request]
+    num_scheduled: int
+
+    def reserved_tokens(self, request: Request) -> int: ...
+
+
+def overtakers(scheduler: Queues, spare: int) -> Iterator[tuple[Request, list[Request]]]:
     """Yield prompts that may overtake others, each with those; the one with the fewest tokens left first.
 
     Such a prompt fits in this step, and each one that it overtakes `gives_way_to` it. The caller puts it in
@@ -45,7 +56,7 @@ def overtakers(scheduler: "Scheduler", spare: int) -> Iterator[tuple[Request, li
             budget -= tokens if behind[place] in scheduler.ahead else 0
 
 
-def left_over(scheduler: "Scheduler", spare: int) -> tuple[list[Request], int]:
+def left_over(scheduler: Queues, spare: int) -> tuple[list[Request], int]:
     """Return the prompts that cannot all be finished in this step, in order, and the tokens left for them."""
     decoding = sum(left_of(request) == 1 for request in scheduler.running)
     budget, behind = scheduler.config.max_num_batched_tokens - decoding, []
@@ -59,7 +70,7 @@ def left_over(scheduler: "Scheduler", spare: int) -> tuple[list[Request], int]:
     return behind, budget
 
 
-def able_to_start(scheduler: "Scheduler", spare: int) -> Iterator[Request]:
+def able_to_start(scheduler: Queues, spare: int) -> Iterator[Request]:
     """Yield waiting requests, in order, until one would find too few seats or blocks beside those before it."""
     config, beside = scheduler.config, len(scheduler.running)
     for request in scheduler.waiting[: min(MOST, config.max_num_seqs - beside)]:
@@ -76,7 +87,7 @@ def left_of(request: Request) -> int:
     return request.num_uncomputed_tokens
 
 
-def gives_way_to(request: Request, scheduler: "Scheduler") -> float:
+def gives_way_to(request: Request, scheduler: Queues) -> float:
     """Return the most tokens that a later prompt may have left to go before a request: fewer than it, and its slack.
 
     For each token computed since the request arrived, later prompts may have `overtaking`; theirs do not count.

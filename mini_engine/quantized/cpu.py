@@ -3,6 +3,7 @@
 int8_cpu.cpp and int4_cpu.cpp have a function for each dtype of the queries; each file is compiled on first use.
 """
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def function_for(rows: str, dtype: torch.dtype) -> Callable[..., int]:
     return LIBRARIES[rows].function(f"paged_attention_{rows}", dtype)
 
 
+@functools.cache
 def native(rows: str, dtype: torch.dtype) -> Native:
     """Return the functions for these rows that C++ calls. They take q, K and V as the model has them, not rotated."""
     library = LIBRARIES[rows]

@@ -36,24 +36,24 @@ def add_requests(scheduler: Scheduler, jobs: list[tuple[int, int]], first: int =
     return requests
 
 
-def without_model(scheduler: Scheduler) -> Iterator[list[Chunk]]:
-    """Run the scheduler until all requests have ended, each token made up. Yield each step's chunks."""
+def without_model(scheduler: Scheduler, vocab_size: int = 100) -> Iterator[list[Chunk]]:
+    """Run the scheduler until all requests have ended, each token drawn from these. Yield each step's chunks."""
     chance = random.Random(0)
     while scheduler.requests:
         chunks = scheduler.schedule()
-        sampled = [Sampled(chance.randrange(100), None) for _ in range(sum(chunk.samples for chunk in chunks))]
+        sampled = [Sampled(chance.randrange(vocab_size), None) for _ in range(sum(chunk.samples for chunk in chunks))]
         scheduler.update(chunks, sampled)
         yield chunks
 
 
-def prefill(scheduler: Scheduler, batch: int, history: int, answer: int) -> None:
+def prefill(scheduler: Scheduler, batch: int, history: int, answer: int, vocab_size: int = 100) -> None:
     """Add `batch` requests of `history` tokens, and run until all of them decode.
 
     Raises:
         UserError: the pool is too small.
     """
     add_requests(scheduler, [(history, answer)] * batch)
-    for _ in without_model(scheduler):
+    for _ in without_model(scheduler, vocab_size):
         if not scheduler.waiting and not any(request.is_prefilling for request in scheduler.running):
             break
     if len(scheduler.running) != batch:
@@ -62,13 +62,15 @@ def prefill(scheduler: Scheduler, batch: int, history: int, answer: int) -> None
         )
 
 
-def decoding_scheduler(running: int, history: int, num_blocks: int | None = None, room: int = 2048) -> Scheduler:
+def decoding_scheduler(
+    running: int, history: int, num_blocks: int | None = None, room: int = 2048, vocab_size: int = 100
+) -> Scheduler:
     """Return a scheduler with `running` decoding requests, each with `history` tokens and room for as many more."""
     limits = SchedulerConfig(
         max_num_seqs=running, max_num_batched_tokens=running * history, chunked_prefill_size=history
     )
     scheduler = Scheduler(KvCacheManager(num_blocks or running * ((history + room) // 16 + 1) + 1, 16), limits)
-    prefill(scheduler, running, history, room)
+    prefill(scheduler, running, history, room, vocab_size)
     return scheduler
 
 

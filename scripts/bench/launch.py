@@ -103,7 +103,7 @@ def nothing() -> None:
 
 def engine_of(model, batch: int, replayed: bool, kernel: Callable[..., torch.Tensor] | None = None):
     """Return an engine whose requests all decode, either plain or with replays that do nothing."""
-    scheduler = decoding_scheduler(batch, HISTORY, room=ROOM)
+    scheduler = decoding_scheduler(batch, HISTORY, room=ROOM, vocab_size=model.config.vocab_size)
     pool = KvPool(model.config, scheduler.manager.num_usable_blocks + 1, 16, Counted(kernel), model.dtype)
     eager = ModelRunner(model, pool)
     runner = GraphRunner(eager, batch, lambda work: nothing) if replayed else eager

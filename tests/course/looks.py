@@ -146,8 +146,9 @@ def figure_fits(page, figure, screen: tuple[int, int]) -> float:
 
 # Scrolled through, each step of a text that follows a trace shows its frame, in a picture that is in sight.
 FOLLOWS = """async share => {
-    const box = document.querySelector(".kv-follow"), found = [], header = KvPlayer.header();
+    const box = document.querySelector(".kv-follow"), found = [];
     if (!box) return found;
+    const header = KvPlayer.header();
     const painted = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
     box.scrollIntoView();
     while (!box.follow?.player) await painted();
