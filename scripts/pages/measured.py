@@ -215,7 +215,9 @@ def bits_read(report: Row) -> str:
     rows = []
     named = [(row["what"].rsplit(": ", 1), row) for row in report["rows"] if row["part"] in ("attention", "decode")]
     for title, found in groupby(named, key=lambda one: one[0][0]):
-        case, tokens = ("attention of one layer", title.split()[2]) if "×" in title else ("a whole step", title.split()[-1])
+        case, tokens = (
+            ("attention of one layer", title.split()[2]) if "×" in title else ("a whole step", title.split()[-1])
+        )
         cells = [f"{case}, {int(tokens):,} tokens"]
         for (_, kind), row in found:
             cells += [f"{row['ms']:.3g} ms"] + ([] if kind == "bfloat16" else [f"{row['×']:.2f} ×"])
