@@ -32,6 +32,7 @@ constexpr int PARTS = TILE / LANES;               // vectors in a line
 constexpr int TILES = LANES == 16 ? 2 : 1;        // tiles summed at once; limited by the number of registers
 constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 5 : 3;  // rows that share each load of a weight
 constexpr int MANY_ROWS = 8 * ROWS;               // per thread; from here on threads divide the rows, not the weights
+constexpr int MANY_PAIRS = 8;                     // of tiles; from here on interleaving rows pays
 constexpr int64_t BLOCK_BYTES = 128 << 10;        // of rows: a small part of a second-level cache
 
 template <typename T>
@@ -69,11 +70,11 @@ struct Ahead {  // what to prefetch meanwhile: for each word, both addresses adv
     int64_t by;
 };
 
-// sums[r * 2 * TILE + output] = row r . output, for R rows and TILES tiles of weights. MIXED: x is what mix_rows made.
-template <int R, bool MIXED, typename T>
+// sums[r * 2 * TILE + output] = row r . output, for R rows and TILES tiles of weights. INTERLEAVED: by interleave_rows.
+template <int R, bool INTERLEAVED, typename T>
 static void dot(const T* x, int64_t x_stride, int inputs, const int32_t* const* tiles, Ahead ahead, float* sums) {
     constexpr int V = TILES * PARTS;
-    const int64_t next_row = MIXED ? PER_WORD<T> : x_stride, next_word = MIXED ? R * PER_WORD<T> : PER_WORD<T>;
+    const int64_t next_row = INTERLEAVED ? PER_WORD<T> : x_stride, next_word = PER_WORD<T> * (INTERLEAVED ? R : 1);
     vec sum[R][V] = {};
     const auto step = [&](int word, auto x_word) __attribute__((always_inline)) {
         ivec w[V];
@@ -85,14 +86,14 @@ static void dot(const T* x, int64_t x_stride, int inputs, const int32_t* const* 
             UNROLL for (int v = 0; v < V; v++) sum[r][v] = add_product(sum[r][v], w[v], its, T{});
         }
     };
-    const int words = (MIXED ? inputs + PER_WORD<T> - 1 : inputs) / PER_WORD<T>;
+    const int words = (INTERLEAVED ? inputs + PER_WORD<T> - 1 : inputs) / PER_WORD<T>;
     for (int word = 0; word < words; word++)
         step(word, [&](int r) {
             int32_t its;
             memcpy(&its, x + r * next_row + word * next_word, 4);
             return its;
         });
-    if (!MIXED && inputs % PER_WORD<T>)  // an odd last input: the other half of its word might be NaN
+    if (!INTERLEAVED && inputs % PER_WORD<T>)  // an odd last input: the other half of its word might be NaN
         step(words, [&](int r) {
             int32_t its = 0;
             memcpy(&its, x + r * next_row + words * next_word, sizeof(T));
@@ -102,11 +103,11 @@ static void dot(const T* x, int64_t x_stride, int inputs, const int32_t* const* 
         UNROLL for (int v = 0; v < V; v++) store(sums + r * 2 * TILE + v * LANES, sum[r][v]);
 }
 
-template <bool MIXED, int R = ROWS, typename T>
+template <bool INTERLEAVED, int R = ROWS, typename T>
 static void dot_rows(int rows, const T* x, int64_t x_stride, int inputs, const int32_t* const* tiles, Ahead ahead,
                      float* sums) {
-    if (rows == R) return dot<R, MIXED>(x, x_stride, inputs, tiles, ahead, sums);
-    if constexpr (R > 1) dot_rows<MIXED, R - 1>(rows, x, x_stride, inputs, tiles, ahead, sums);
+    if (rows == R) return dot<R, INTERLEAVED>(x, x_stride, inputs, tiles, ahead, sums);
+    if constexpr (R > 1) dot_rows<INTERLEAVED, R - 1>(rows, x, x_stride, inputs, tiles, ahead, sums);
 }
 
 template <typename T>
@@ -129,13 +130,13 @@ struct Range {
 
 static int64_t groups_of(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
 
-// Copy each group's rows so that `dot` reads them from first to last: word 0 of each row, word 1 of each row, and so on.
-// A dozen separate rows are more than a processor fetches ahead by itself.
+// Copy each group's rows so that `dot` reads one stream: word 0 of each row, word 1 of each row, and so on. A dozen
+// separate rows are more streams than a processor fetches ahead by itself.
 template <typename T>
-static void mix_rows(Rows<const T> x, Range block, std::vector<int32_t>& mixed) {
+static const int32_t* interleave_rows(Rows<const T> x, Range block, std::vector<int32_t>& interleaved) {
     const int64_t words = ::words<T>(x.width), groups = groups_of(block.size());
-    mixed.resize(block.size() * words + LANES);
-    int32_t* to = mixed.data();
+    interleaved.resize(block.size() * words + LANES);
+    int32_t* to = interleaved.data();
     for (int64_t group = 0; group < groups; group++) {
         const Range rows = block.part(group, groups);
         for (int64_t word = 0; word < words; word += LANES) {
@@ -143,29 +144,36 @@ static void mix_rows(Rows<const T> x, Range block, std::vector<int32_t>& mixed) 
             const int64_t at = word * PER_WORD<T>, count = std::min<int64_t>(LANES * PER_WORD<T>, x.width - at);
             for (int64_t r = 0; r < rows.size(); r++) memcpy(lines + r, x.at(rows.begin + r) + at, count * sizeof(T));
             transpose(lines);
-            for (int64_t i = 0; i < std::min<int64_t>(LANES, words - word); i++, to += rows.size())
-                store((float*)to, lines[i]);  // the next one overwrites its spare lanes
+            for (int64_t i = 0; i < LANES && word + i < words; i++, to += rows.size())
+                store((float*)to, lines[i]);  // the next line overwrites its spare lanes
         }
     }
+    return interleaved.data();
 }
 
-// For the rows of a block, in groups of up to ROWS, and each of some pairs of tiles, call write(first row, rows, tile
-// pair, sums [rows][2 * TILE]), which fills `width` columns of `to`. While one pair is used by all groups the next is
-// prefetched, a part of it by each group, and so are the lines that the group's results go to: memory is never idle.
-// mixed: what mix_rows made of the block, or nullptr. If there is one, the first pair comes again, for other rows.
+struct Block {
+    Range rows, pairs;     // pairs of tiles
+    const int32_t* interleaved;  // what interleave_rows made of the rows, or nullptr
+    int64_t after;         // the pair to prefetch during the last one
+};
+
+// For a block's rows, in groups of up to ROWS, and each of its pairs, call write(first row, rows, pair, sums
+// [rows][2 * TILE]), which fills `width` columns of `to`. While all groups use one pair, the next is prefetched, a part of
+// it by each group, and so are the lines that the group's results go to: memory is never idle.
 template <typename T, typename F, typename G>
-static void each_group(Rows<const T> x, Range block, Range pairs, const int32_t* mixed, const F& tiles_of, Rows<T> to,
-                       int64_t width, const G& write) {
-    const int64_t words = ::words<T>(x.width), groups = groups_of(block.size());
-    const auto dots = mixed ? dot_rows<true, ROWS, T> : dot_rows<false, ROWS, T>;
-    for (int64_t pair = pairs.begin; pair < pairs.end; pair++) {
+static void each_group(Rows<const T> x, const Block& block, const F& tiles_of, Rows<T> to, int64_t width,
+                       const G& write) {
+    const int64_t words = ::words<T>(x.width), groups = groups_of(block.rows.size());
+    const auto dots = block.interleaved ? dot_rows<true, ROWS, T> : dot_rows<false, ROWS, T>;
+    for (int64_t pair = block.pairs.begin; pair < block.pairs.end; pair++) {
         const int32_t *tiles[2], *next[2];
         tiles_of(pair, tiles);
-        tiles_of(pair + 1 < pairs.end ? pair + 1 : mixed ? pairs.begin : pair, next);
+        tiles_of(pair + 1 < block.pairs.end ? pair + 1 : block.after, next);
         for (int64_t group = 0; group < groups; group++) {
-            const Range r = block.part(group, groups);
+            const Range r = block.rows.part(group, groups);
             for (int64_t row = r.begin; row < r.end; row++) prefetch_to_write(to.at(row) + pair * width);
-            const T* rows = mixed ? (const T*)(mixed + (r.begin - block.begin) * words) : x.at(r.begin);
+            const int64_t before = r.begin - block.rows.begin;
+            const T* rows = block.interleaved ? (const T*)(block.interleaved + before * words) : x.at(r.begin);
             alignas(64) float sums[ROWS * 2 * TILE];
             const int64_t part = 4 * TILE * words * group / groups, step = (64 + groups - 1) / groups;
             for (int t = 0; t < 2; t += TILES) {
@@ -182,17 +190,19 @@ static void each_group(Rows<const T> x, Range block, Range pairs, const int32_t*
 // while all weights pass by. There is no barrier at the end.
 template <typename T, typename F, typename G>
 static void each_pair(Rows<const T> x, int64_t count, const F& tiles_of, Rows<T> to, int64_t width, const G& write) {
-    const Range all{0, x.count}, pairs{0, count};
-    if (x.count < MANY_ROWS * team_size())
-        return each_group(x, all, pairs.part(thread_number(), team_size()), nullptr, tiles_of, to, width, write);
+    const Range all{0, x.count}, pairs{0, count}, own = pairs.part(thread_number(), team_size());
+    std::vector<int32_t> room;
+    if (x.count < MANY_ROWS * team_size()) {
+        const bool pays = x.count >= ROWS && own.size() >= MANY_PAIRS;
+        const Block block{all, own, pays ? interleave_rows(x, all, room) : nullptr, own.end - 1};
+        return each_group(x, block, tiles_of, to, width, write);
+    }
     const int64_t each = (x.count * x.width * int64_t(sizeof(T)) / team_size() + BLOCK_BYTES - 1) / BLOCK_BYTES;
     const int64_t blocks = std::min(each * team_size(), groups_of(x.count));
-    std::vector<int32_t> mixed;
 #pragma omp for schedule(dynamic) nowait
     for (int64_t i = 0; i < blocks; i++) {
-        const Range block = all.part(i, blocks);
-        mix_rows(x, block, mixed);
-        each_group(x, block, pairs, mixed.data(), tiles_of, to, width, write);
+        const Range rows = all.part(i, blocks);
+        each_group(x, {rows, pairs, interleave_rows(x, rows, room), pairs.begin}, tiles_of, to, width, write);
     }
 }
 
