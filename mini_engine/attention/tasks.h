@@ -12,7 +12,13 @@
 
 constexpr int SPLIT = 512;     // keys in a stretch of history
 constexpr int MAX_ROWS = 128;  // rows in a task, unless one query's group alone has more
-constexpr int MANY_ROWS = 8;   // from here on it pays to transpose the keys and to pack the values
+constexpr int MANY_ROWS = 8;
+constexpr int HEADS_AHEAD = 4;
+
+
+
+
+
 
 struct alignas(4 * LANES) Vector {  // memory in whole vectors: one that lay across two cache lines would cost two loads
     float lane[LANES];
@@ -67,9 +73,19 @@ struct Attention {
     int width() const {  // dim, padded to whole loads
         return (dim * int(sizeof(T)) + 4 * LANES - 1) / (4 * LANES) * PER_LOAD<T> * LANES;
     }
-    int words() const { return width() * Words<T>::PIECES / PER_LOAD<T>; }  // in a query, in a key
+    int words() const {  // in a query, in a key
+        if constexpr (CODED<C>) return CodeScores<C>::query_words(dim);
+        return width() * Words<T>::PIECES / PER_LOAD<T>;
+    }
     int64_t stride() const { return Words<C>::stride(dim); }  // from one head to the next
-    int record() const { return VALUES + width(); }
+    int record() const {
+        if constexpr (CODED<C>) return VALUES + dim + CodeValues<C>::least_sums(dim);
+        return VALUES + width();
+    }
+    int weight_words() const {
+        if constexpr (CODED<C>) return CodeValues<C>::weight_words(dim);
+        return 0;
+    }
     int q_len(int seq) const { return starts[seq + 1] - starts[seq]; }
     int rows(const Tile& t) const { return t.heads * t.queries * group(); }  // by head, then query, then group member
     int keys_seen(const Tile& t, int query) const {
@@ -109,10 +125,12 @@ struct Attention {
         Floats q, keys, values, scores, stretch, sums;
         std::vector<T> row;  // one query
         Floats padded;       // keys and values of a tile, where they are opened or do not fill whole loads
+        Floats weights;      // as codes are multiplied by them
         Workspace(const Attention& a, int64_t rows)
             : q(rows * a.words()), keys(LANES * a.words()), values(LANES * a.width()), scores(rows * LANES),
               stretch(rows * a.record()), sums(rows * a.record()), row(a.width()),
-              padded(a.dim == a.width() && !OPENS ? 0 : 2 * LANES * a.width() * sizeof(E) / 4) {}
+              padded(a.dim == a.width() && !OPENS ? 0 : 2 * LANES * a.width() * sizeof(E) / 4),
+              weights(rows * a.weight_words()) {}
     };
 
     Found<E> of_head(Places p, int head, Workspace& w) const {  // one head's part of them, padded with zeros
@@ -148,11 +166,15 @@ struct Attention {
     }
 
     void take_query(const T* from, T* row, float* to) const {
-        if (dim < width()) from = (std::fill(std::copy(from, from + dim, row), row + width(), T{}), row);
-        vec x[Words<T>::PIECES];
-        for (int d = 0; d < width(); d += PER_LOAD<T> * LANES) {
-            Words<E>::load_query(from + d, x);
-            for (int p = 0; p < Words<T>::PIECES; p++, to += LANES) store(to, x[p]);
+        if constexpr (CODED<C>) {
+            CodeScores<C>::take_query(from, dim, to);
+        } else {
+            if (dim < width()) from = (std::fill(std::copy(from, from + dim, row), row + width(), T{}), row);
+            vec x[Words<T>::PIECES];
+            for (int d = 0; d < width(); d += PER_LOAD<T> * LANES) {
+                Words<E>::load_query(from + d, x);
+                for (int p = 0; p < Words<T>::PIECES; p++, to += LANES) store(to, x[p]);
+            }
         }
     }
 
@@ -163,43 +185,58 @@ struct Attention {
         const int64_t most = window_of(t);
         const int first = std::max(0, key + 1 - seen) * group();  // the rows before it see none of these keys
         const int last = int(std::min<int64_t>(t.queries, key + LANES + most - seen)) * group();  // nor those from it
-        const bool many = n >= MANY_ROWS;
-        const int64_t at = (t.first_head + head) * stride();
+        const bool many = n >= MANY_ROWS, more = head + 1 < t.heads;
         const Found<E> p = of_head(now, t.first_head + head, w);
         float *q = w.q.at(head * n * words()), *scores = w.scores.at(0), *sums = stretch + head * n * record();
-        const E *keys_ahead[LANES], *values_ahead[LANES];
         // The next tile's keys and values are prefetched. A processor drops such requests while too many are under
         // way, so they are repeated just before the call that reads them.
-        const bool more = head + 1 < t.heads;
         prefetch_head(more ? now : next, t.first_head + (more ? head + 1 : 0));
-        if constexpr (OPENS) {  // at once; the loops below read what is in the cache already
+        const auto update = [&](vec key_scale, vec value_scale) {
+            softmax_update<E>(scores + first * LANES, last - first, scale * key_scale, value_scale,
+                              seen + first / group() - key, int(most), group(), sums + first * record(), record());
+        };
+        if constexpr (CODED<C>) {
             prefetch_head(next, t.first_head + head);
-            std::copy(p.key, p.key + LANES, keys_ahead), std::copy(p.value, p.value + LANES, values_ahead);
-        } else
-            for (int j = 0; j < LANES; j++) keys_ahead[j] = next.key[j] + at, values_ahead[j] = next.value[j] + at;
-        if (many) {
-            transpose_keys(p.key, keys_ahead, words(), w.keys.at(0));
-            for_rows(first, last, [&](auto R, int r) {
-                score_transposed<R, E>(q + r * words(), w.keys.at(0), words(), scores + r * LANES);
-            });
-        } else
-            for_rows(first, last, [&](auto R, int r) {
-                score<R>(q + r * words(), p.key, OPENS || r > first ? nullptr : keys_ahead, words(), scores + r * LANES);
-            });
-        softmax_update<E>(scores + first * LANES, last - first, scale * p.key_scale, p.value_scale,
-                          seen + first / group() - key, int(most), group(), sums + first * record(), record());
-        const InCache<E> values{p.value, values_ahead};
-        if (many) {
-            const auto packed = pack_values(values, p.count, width(), w.values.at(0));
-            return add_all(packed, scores, first, last, p.count, sums);
+            CodeScores<C>::score_all(q, p.key, dim, first, last, many, w.keys.at(0), scores);
+            update(p.key_scale, vec{} + 1.f);
+            CodeValues<C>::add_all(scores, p.value, dim, first, last, many, w.values.at(0), w.weights.at(0), record(),
+                                   sums);
+        } else {
+            const E *keys_ahead[LANES], *values_ahead[LANES];
+            const int64_t at = (t.first_head + head) * stride();
+            if constexpr (OPENS) {  // at once; the loops below read what is in the cache already
+                prefetch_head(next, t.first_head + head);
+                std::copy(p.key, p.key + LANES, keys_ahead), std::copy(p.value, p.value + LANES, values_ahead);
+            } else
+                for (int j = 0; j < LANES; j++) keys_ahead[j] = next.key[j] + at, values_ahead[j] = next.value[j] + at;
+            if (many) {
+                transpose_keys(p.key, keys_ahead, words(), w.keys.at(0));
+                for_rows(first, last, [&](auto R, int r) {
+                    score_transposed<R, E>(q + r * words(), w.keys.at(0), words(), scores + r * LANES);
+                });
+            } else
+                for_rows(first, last, [&](auto R, int r) {
+                    score<R>(q + r * words(), p.key, OPENS || r > first ? nullptr : keys_ahead, words(),
+                             scores + r * LANES);
+                });
+            update(p.key_scale, p.value_scale);
+            const InCache<E> values{p.value, values_ahead};
+            if (many)
+                add_all(pack_values(values, p.count, width(), w.values.at(0)), scores, first, last, p.count, sums);
+            else
+                add_all(values, scores, first, last, p.count, sums);
         }
-        add_all(values, scores, first, last, p.count, sums);
     }
 
     // Inlined always: GCC takes a function that only prefetches for one without effect, and drops the call.
     __attribute__((always_inline)) void prefetch_head(const Places& p, int head) const {
-        const int64_t at = head * stride(), bytes = stride() * sizeof(C);
-        for (int j = 0; j < LANES; j++) prefetch(p.key[j] + at, bytes), prefetch(p.value[j] + at, bytes);
+        const auto fetch = [&](int64_t at) __attribute__((always_inline)) {
+            for (int j = 0; j < LANES; j++) prefetch((const char*)p.key[j] + at), prefetch((const char*)p.value[j] + at);
+        };
+        int64_t at = head * stride() * sizeof(C);
+        const int64_t last = at + stride() * sizeof(C) - 1;
+        for (; at + 64 <= last; at += 64) fetch(at);
+        fetch(last);
     }
 
     template <typename Values>
@@ -211,10 +248,15 @@ struct Attention {
     }
 
     void finish(const Tile& t, const float* sums, Workspace& w) const {
-        for (int r = 0; r < rows(t); r++, sums += record()) {
+        for (int r = 0; r < rows(t); r++, sums += record()) finish_row(sums, out + row_at(t, r, out_stride), w);
+    }
+    void finish_row(const float* sums, T* to, Workspace& w) const {
+        if constexpr (CODED<C>) {
+            CodeValues<C>::finish(sums, dim, to);
+        } else {
             const float weight = fold_lanes(load(sums + WEIGHTS), plus)[0];
             vec x[PER_LOAD<T>];
-            T *to = out + row_at(t, r, out_stride), *row = dim < width() ? w.row.data() : to;
+            T* row = dim < width() ? w.row.data() : to;
             for (int d = 0; d < width(); d += PER_LOAD<T> * LANES) {
                 for (int p = 0; p < PER_LOAD<T>; p++) x[p] = load(sums + VALUES + d + p * LANES) / weight;
                 Words<E>::store_values(row + d, x);

@@ -25,6 +25,12 @@ struct Layout {  // of a cache that holds what the queries hold
     }
     static void store_values(T* p, const vec* x) { store_joined(p, x); }
 };
+template <typename C>
+constexpr bool CODED = false;  // a cache's codes are multiplied as they lie there: by lesson 17's two
+template <typename C>
+struct CodeScores;
+template <typename C>
+struct CodeValues;
 template <typename T>
 struct Words : Layout<T> {
     static constexpr int PIECES = PER_LOAD<T>, KEYS = 1;  // vectors of words in a key's load; keys in a word of weights
@@ -208,9 +214,8 @@ INLINE void add_values(const float* weights, Values values, bool ahead, int coun
     if constexpr (V > P) add_values<R, V / 2, T>(weights, values, ahead, count, d, width, record, sums);
 }
 
-template <typename F>
+template <int MOST = SUMS / 4, typename F>
 INLINE void for_rows(int r, int rows, F f) {  // from r on: f(how many, the first), in groups whose size the compiler knows
-    constexpr int MOST = SUMS / 4;
     for (; r + MOST <= rows; r += MOST) f(std::integral_constant<int, MOST>{}, r);
     for (; r + 2 <= rows; r += 2) f(std::integral_constant<int, 2>{}, r);
     if (r < rows) f(std::integral_constant<int, 1>{}, r);

@@ -59,10 +59,6 @@ INLINE void store_joined(bf16* p, const vec* x) {
     memcpy(p, &pairs, sizeof pairs);
 }
 INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }  // into the second cache: the first is too small
-INLINE void prefetch(const void* p, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) prefetch((const char*)p + i);
-    prefetch((const char*)p + bytes - 1);
-}
 INLINE void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1); }
 
 INLINE float widen(float x) { return x; }

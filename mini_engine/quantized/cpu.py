@@ -15,10 +15,14 @@ from mini_engine.attention.cpu import ATTENTION, HEADERS, WRITE, call
 from mini_engine.base.native_build import Library
 
 HERE = Path(__file__).parent
+CODES = (HERE / "codes.h", HERE / "code_scores.h", HERE / "code_values.h", *HEADERS)
 LIBRARIES = {
-    "int8": Library((HERE / "int8_cpu.cpp", *HEADERS), {"paged_attention_int8": ATTENTION, "write_slot_int8": WRITE}),
+    "int8": Library(
+        (HERE / "int8_cpu.cpp", HERE / "int8_codes.h", *CODES),
+        {"paged_attention_int8": ATTENTION, "write_slot_int8": WRITE},
+    ),
     "int4": Library(
-        (HERE / "int4_cpu.cpp", HERE / "int4_rows.h", HERE / "int4_write.h", *HEADERS),
+        (HERE / "int4_cpu.cpp", HERE / "int4_codes.h", HERE / "int4_rows.h", HERE / "int4_write.h", *CODES),
         {"paged_attention_int4": ATTENTION, "rotating_attention_int4": ATTENTION, "write_slot_int4": WRITE},
     ),
 }

@@ -1,9 +1,12 @@
 // Lesson 17. Lesson 3's kernel over int4 rows: each row of a tile is opened (int4_rows.h) before the loops over it.
 //
 // So the loops are those for a cache of T, and a row that many queries meet is opened once for all of them. What comes
-// from memory are the rows, a quarter to a third of the bytes; what is opened stays in the first cache.
+// from memory are the rows, a quarter to a third of the bytes; what is opened stays in the first cache. Better still is
+// not to open them: where the processor can, and heads have 128 numbers or a multiple, codes are multiplied as they are
+// (int4_codes.h).
 
 #include "../attention/tasks.h"
+#include "int4_codes.h"
 #include "int4_rows.h"
 #include "int4_write.h"
 
@@ -15,7 +18,7 @@ struct Int4 {  // a byte of a cache that queries of T read
 template <typename T>
 struct Words<Int4<T>> : Layout<Int4<T>> {
     using Element = T;
-    static int64_t stride(int dim) { return code_bytes(dim) + 4 * num_groups(dim); }
+    static int64_t stride(int dim) { return row_bytes(dim); }
     static NOINLINE void open(const Int4<T>* const* row, int dim, T* to, int width) {
         if (dim == 4 * GROUP) return open_whole<4>((const uint8_t* const*)row, LANES, to, width);
         if (dim == 2 * GROUP) return open_whole<2>((const uint8_t* const*)row, LANES, to, width);
@@ -33,6 +36,18 @@ static void write_slot(const void* vectors, int64_t heads, int64_t dim, void* ca
     }
 }
 
+template <typename T>
+static int attend(const T* q, const void* k, const void* v, T* out, const int32_t* starts, const int32_t* kv_lens,
+                  const int32_t* table, const AttentionSizes& n, float scale, int threads) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    using Codes = Words<Int4Codes>;
+    if constexpr (std::is_same_v<T, bf16>)
+        if (n.dim % Codes::SPAN == 0 && n.dim <= Codes::SPAN * Codes::Coding::MOST_SPANS)
+            return run<T, Int4Codes>(q, k, v, out, starts, kv_lens, table, n, scale, threads);
+#endif
+    return run<T, Int4<T>>(q, k, v, out, starts, kv_lens, table, n, scale, threads);
+}
+
 // The kernel for queries that are not rotated. They are before it, and its results are rotated back.
 template <typename T>
 static int rotating_attention(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
@@ -42,7 +57,7 @@ static int rotating_attention(const void* q, const void* k, const void* v, void*
     std::vector<T> turned(n.num_rows * width);
     rotate_rows((const T*)q, n.q_stride, turned.data(), width, n, threads);
     n.q_stride = width;
-    const int bad = run<T, Int4<T>>(turned.data(), k, v, out, starts, kv_lens, table, n, scale, threads);
+    const int bad = attend(turned.data(), k, v, (T*)out, starts, kv_lens, table, n, scale, threads);
     if (bad < 0) rotate_rows((const T*)out, n.out_stride, (T*)out, n.out_stride, n, threads);
     return bad;
 }
@@ -71,10 +86,10 @@ int rotating_attention_int4_bf16(const void* q, const void* k, const void* v, vo
 int paged_attention_int4_f32(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
                              const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,
                              int threads) {
-    return run<float, Int4<float>>(q, k, v, out, starts, kv_lens, table, *sizes, scale, threads);
+    return attend((const float*)q, k, v, (float*)out, starts, kv_lens, table, *sizes, scale, threads);
 }
 int paged_attention_int4_bf16(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
                               const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,
                               int threads) {
-    return run<bf16, Int4<bf16>>(q, k, v, out, starts, kv_lens, table, *sizes, scale, threads);
+    return attend((const bf16*)q, k, v, (bf16*)out, starts, kv_lens, table, *sizes, scale, threads);
 }

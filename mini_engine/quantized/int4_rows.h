@@ -13,6 +13,7 @@ constexpr int GROUP = 32;
 
 INLINE int code_bytes(int dim) { return (dim + 7) / 8 * 4; }
 INLINE int num_groups(int dim) { return (dim + GROUP - 1) / GROUP; }
+INLINE int row_bytes(int dim) { return code_bytes(dim) + 4 * num_groups(dim); }
 
 INLINE float widen_half(const uint8_t* p) {  // float16, infinities and NaN included
     uint16_t half;

@@ -1,12 +1,15 @@
 // Lesson 17. Lesson 3's kernel over int8 rows: only how a key or a value is loaded, and written, differs.
 //
-// A row is dim integers and, in its last 4 bytes, their scale. The integers are widened in registers, where every
-// int8 is exact in bfloat16 too, and the scales stay out of the inner loops:
+// A row is dim integers and, in its last 4 bytes, their scale. The scales stay out of the inner loops:
 //
 //   score of a key    = (q . integers) * the key's scale
 //   value in the sum  = (weight * the value's scale) * integers
+//
+// The integers are widened in registers, where every int8 is exact in bfloat16 too; or, better still, multiplied as they
+// are (int8_codes.h), where the processor can and heads have whole vectors of them.
 
 #include "../attention/tasks.h"
+#include "int8_codes.h"
 
 #include <cfloat>
 #if defined(__AVX2__)
@@ -65,16 +68,8 @@ struct Words<Int8<T>> : Words<T> {
     static constexpr int VECTORS = PER_LOAD<T>;                // of elements in their order, not even ones and odd ones
     static constexpr bool PAIRS = Words<T>::PIECES < VECTORS;  // words are pairs of bfloat16
 
-    static int64_t stride(int dim) { return (dim + 3) / 4 * 4 + 4; }
-    static vec scales(const C* const* row, int dim) {
-        vec x;
-        for (int j = 0; j < LANES; j++) {
-            float scale;
-            memcpy(&scale, row[j] + stride(dim) - 4, 4);
-            x[j] = scale;
-        }
-        return x;
-    }
+    static int64_t stride(int dim) { return int8_stride(dim); }
+    static vec scales(const C* const* row, int dim) { return int8_scales(row, dim); }
     static void open(const C* const* row, int dim, C* to, int width) {
         for (int j = 0; j < LANES; j++) std::copy(row[j], row[j] + dim, to + j * width);
     }
@@ -147,5 +142,9 @@ int paged_attention_int8_f32(const void* q, const void* k, const void* v, void* 
 int paged_attention_int8_bf16(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
                               const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,
                               int threads) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    if (sizes->dim % (4 * LANES) == 0)
+        return run<bf16, Int8Codes>(q, k, v, out, starts, kv_lens, table, *sizes, scale, threads);
+#endif
     return run<bf16, Int8<bf16>>(q, k, v, out, starts, kv_lens, table, *sizes, scale, threads);
 }

@@ -39,7 +39,7 @@ PARTS = (
     Part(15, "windows", "l15_windows/windows.json", "--parts requests hits", 1.5, "--parts requests", 5),
     Part(15, "histories", "l15_windows/histories.json", "--rounds 3", 4, None),
     Part(16, "latents", "l16_latents/latents.json", "--parts requests reading step", 3, "--parts reading", 15),
-    Part(17, "kv_dtype", "l17_bits/kv_dtype.json", "--parts quality attention decode", 3, "--parts attention", 10),
+    Part(17, "kv_dtype", "l17_bits/kv_dtype.json", "--parts quality attention decode --threads 2", 3, "--parts attention", 10),
     Part(17, "kv_dtype", "l17_bits/methods.json", "--parts methods", 1.5, None),
     Part(19, "handover", "l19_handover/handover.json", "--rounds 2", 4, "--tokens 500", 15),
 )

@@ -9,14 +9,20 @@ from mini_engine.attention import cpu
 from mini_engine.attention.contract import EVERY_KEY
 from tests.kernels.table import Entry
 
-SHAPE = dict(heads=6, kv_heads=3, dim=40, rope=10, block_size=16)
+SHAPE = dict(heads=6, kv_heads=3, rope=10, block_size=16)
 LENGTHS = [*((1, kv_len) for kv_len in (1, 15, 16, 17, 31, 33, 511, 512, 513, 1100, 1537)), (90, 700)]
 
 
-def test_neither_the_batch_nor_the_number_of_threads_matters(cpp, dtype):
+@pytest.fixture(params=[40, 128], ids="{} numbers".format)
+def dim(request):
+    """A head's numbers: the codes of 128 are multiplied as they lie in the cache, others are widened."""
+    return request.param
+
+
+def test_neither_the_batch_nor_the_number_of_threads_matters(cpp, dtype, dim):
     before = torch.get_num_threads()
     for window in cpp.windows(EVERY_KEY, 7, 100, 512, 600):
-        case, outs = cpp.case(LENGTHS, window=window, dtype=dtype, **SHAPE), []
+        case, outs = cpp.case(LENGTHS, window=window, dtype=dtype, dim=dim, **SHAPE), []
         try:
             for threads in (1, 2, 3, 7, 40):
                 torch.set_num_threads(threads)
@@ -29,9 +35,9 @@ def test_neither_the_batch_nor_the_number_of_threads_matters(cpp, dtype):
             assert torch.equal(outs[0][rows], cpp(case.part(s))), f"{LENGTHS[s]} depends on its batch, window {window}"
 
 
-def test_a_token_rounds_alike_in_decode_chunk_and_prefill(cpp, dtype):
+def test_a_token_rounds_alike_in_decode_chunk_and_prefill(cpp, dtype, dim):
     for window in cpp.windows(EVERY_KEY, 7, 100, 512):
-        case = cpp.case([(300, 800)], window=window, dtype=dtype, padded_rows=0, **SHAPE)
+        case = cpp.case([(300, 800)], window=window, dtype=dtype, padded_rows=0, dim=dim, **SHAPE)
         whole = cpp(case)
         for size in (1, 7, 100, 300):
             for begin in {0, 7 * size % 300 if size < 300 else 0, 300 - size}:
@@ -39,9 +45,10 @@ def test_a_token_rounds_alike_in_decode_chunk_and_prefill(cpp, dtype):
                 assert torch.equal(whole[begin : begin + size], chunk), f"{size} queries at {begin}, window {window}"
 
 
-def test_the_block_size_does_not_matter(cpp, dtype):
+def test_the_block_size_does_not_matter(cpp, dtype, dim):
     for window in cpp.windows(EVERY_KEY, 7, 100):
-        sizes = [SHAPE | dict(block_size=size, window=window, dtype=dtype, poison=0.0) for size in (1, 7, 16, 256)]
+        shape = SHAPE | dict(window=window, dtype=dtype, dim=dim, poison=0.0)
+        sizes = [shape | dict(block_size=size) for size in (1, 7, 16, 256)]
         outs = [cpp(cpp.case([(1, 600), (20, 50)], **options)) for options in sizes]
         assert all(torch.equal(outs[0], out) for out in outs[1:]), "the order of a sum depends on where blocks end"
 
@@ -55,9 +62,9 @@ def test_the_number_of_heads_does_not_matter(cpp):
 
 
 @pytest.mark.parametrize("shared", [80, 512, 700])
-def test_a_run_may_fill_several_tiles_and_several_stretches(cpp, dtype, shared):
+def test_a_run_may_fill_several_tiles_and_several_stretches(cpp, dtype, dim, shared):
     lengths = [(1, shared + more) for more in (1, 3, 16, 40, 400, 530)]
-    options = dict(heads=32, kv_heads=1, block_size=16, dtype=dtype, shared=((0, shared // 16),) * 6)
+    options = dict(heads=32, kv_heads=1, dim=dim, block_size=16, dtype=dtype, shared=((0, shared // 16),) * 6)
     case = cpp.case(lengths, **options)
     out = cpp(case)
     for s, rows in enumerate(case.rows):

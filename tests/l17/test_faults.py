@@ -11,6 +11,8 @@ from tests.kernels.cases import int32
 
 pytestmark = pytest.mark.reference  # no task is about this
 
+NAN, INFINITY = float("nan"), float("inf")
+
 
 def some(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -44,11 +46,16 @@ def test_keys_with_outliers_of_several_hundred_are_ordinary():
     assert back.isfinite().all() and (back - x).abs().max() < 30, "rotated, 600 is ±53 in every number"
 
 
+@pytest.mark.parametrize("where, fault", [*((where, NAN) for where in "qkv"), ("k", INFINITY), ("v", INFINITY)])
+@pytest.mark.parametrize("rows, dim", [("int8", 40), ("int8", 128), ("int4", 64), ("int4", 128)])
 @pytest.mark.parametrize("name", ["reference", "torch", "cpu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_no_kernel_hides_a_fault(name, dtype):
-    q, k = some(1, 2, 64).to(dtype), some(4, 4, 2, 64)
-    k[2, 1, 0, 5] = float("nan")
-    cache, batch = INT4.write(k), Batch(int32([0, 1]), int32([16]), int32([[0, 1, 2, 3]]))
-    out = load_kernel(name, "cpu", dtype, "int4")(q, cache, cache, batch, 0.125)
-    assert out[0, 0].isnan().all() and out[0, 1].isfinite().all(), "the head whose history has a NaN, and no other"
+def test_no_kernel_hides_a_fault(name, dtype, rows, dim, where, fault):
+    """C++ multiplies the codes of 128 numbers as they lie there, and widens those of other heads."""
+    x = {"q": some(1, 2, dim), "k": some(4, 4, 2, dim), "v": some(4, 4, 2, dim)}
+    x[where].view(-1, 2, dim)[6 if where != "q" else 0, 0, 5] = fault
+    k, v = (FORMATS[rows].write(x[name]) for name in "kv")
+    batch = Batch(int32([0, 1]), int32([16]), int32([[0, 1, 2, 3]]))
+    out = load_kernel(name, "cpu", dtype, rows)(x["q"].to(dtype), k, v, batch, 0.125)
+    assert not out[0, 0].isfinite().any(), f"{fault} in {where} became ordinary numbers"
+    assert out[0, 1].isfinite().all(), "the head that has no fault"

@@ -1,0 +1,48 @@
+// Lesson 17. Products of codes, where a processor multiplies bytes and adds the products in fours (AVX-512 VNNI).
+//
+// Nothing is widened. A query's numbers and a tile's weights become whole numbers of 16 bits, high * 256 + low, and
+// meet the codes as they lie in the cache; steps, leasts and scales are applied to the sums:
+//
+//   score of a key   = sum over its groups of  step * (q . codes) + least * (sum of q)
+//   value in the sum = (weight * step) * codes + weight * least
+//
+// So each number keeps 16 bits below the largest of its query, or of its tile's weights; a bfloat16 has 8. Sums of
+// whole numbers are exact, and those of floats go in tile.h's order.
+//
+// code_scores.h and code_values.h have the loops. How codes lie in a row is said by its cache's `Coding`:
+//
+//   spans, vectors      parts of a row whose words belong to the same groups, and vectors of codes in each
+//   GROUPS              of a span, each with a step (and a least, if there are several)
+//   number              which number of a row is a vector's byte
+//   key, steps          one vector of a row's codes as unsigned bytes; what restores a span's, for each word
+//   value_steps         16 rows' steps of each group, then their leasts
+//   values, weights     four rows' codes side by side, word by word; the weights that they meet there
+//   place, group        which number of a row is summed in a lane, and its group
+
+#pragma once
+#include "../attention/tile.h"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#include <immintrin.h>
+
+constexpr float QUERY_LEVELS = 127 * 256 + 127, WEIGHT_LEVELS = 255 * 256 + 255;
+constexpr int USUAL_DIM = 128;       // of a head: the compiler makes separate loops for it
+constexpr float LEAST_TOP = 1e-30f;  // what is below in a whole query or tile counts as zero
+
+INLINE ivec add_fours(ivec sum, ivec unsigned_bytes, ivec bytes) {
+    return (ivec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)unsigned_bytes, (__m512i)bytes);
+}
+INLINE vec multiply_add(vec a, vec b, vec c) { return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+INLINE vec as_floats(ivec high, ivec low) { return __builtin_convertvector((high << 8) + low, vec); }
+INLINE ivec load_bytes(const void* p) {
+    ivec x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+INLINE float top_of(vec x) {  // the largest lane, or NaN if there is one
+    return _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q) ? NAN : fold_lanes(x, larger)[0];
+}
+struct Steps {
+    vec step, least;
+};
+#endif

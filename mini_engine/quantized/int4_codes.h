@@ -1,0 +1,74 @@
+// Lesson 17. int4 rows whose codes are multiplied as they lie in the cache, for queries in bfloat16.
+
+#pragma once
+#include "code_scores.h"
+#include "code_values.h"
+#include "int4_rows.h"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+struct Int4Codes {
+    uint8_t bits;
+};
+template <>
+constexpr bool CODED<Int4Codes> = true;
+
+template <>
+struct Words<Int4Codes> : Layout<Int4Codes> {
+    using C = Int4Codes;
+    static constexpr int SPAN = 4 * GROUP;  // numbers, in 64 bytes
+    static int64_t stride(int dim) { return row_bytes(dim); }
+    static void store_weights(float* p, vec weights) { store(p, weights); }
+
+    struct Coding {  // each 16 bytes of a span are a group; one vector has its numbers 0, 2, 4, ..., the other 1, 3, 5, ...
+        static constexpr int GROUPS = 4, MOST_SPANS = 4;
+        static int spans(int dim) { return dim / SPAN; }
+        static int vectors(int) { return 2; }
+        static int number(int span, int v, int byte) { return span * SPAN + 2 * byte + v; }
+        static ivec half(ivec bytes, int which) { return (which ? bytes >> 4 : bytes) & 0x0f0f0f0f; }
+        static ivec key(const C* row, int span, int v) { return half(load_bytes(row + span * SPAN / 2), v); }
+        static const C* halves_of(const C* row, int dim, int span) { return row + code_bytes(dim) + 2 * GROUPS * span; }
+        static int leasts_after(int dim) { return 2 * num_groups(dim); }
+        static vec spread(const C* halves) {  // four, each over its group's words
+            const __m512i word = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+            const __m128 four = _mm_cvtph_ps(_mm_loadl_epi64((const __m128i*)halves));
+            return (vec)_mm512_permutexvar_ps(word, _mm512_castps128_ps512(four));
+        }
+        static Steps steps(const C* row, int dim, int span) {
+            const C* at = halves_of(row, dim, span);
+            return {spread(at), spread(at + leasts_after(dim))};
+        }
+        static constexpr float OFFSET = 0;
+        static void value_steps(const C* const* row, int dim, int span, float* to) {
+            for (int after : {0, leasts_after(dim)}) {
+                uint64_t four[LANES];  // of each row
+                for (int j = 0; j < LANES; j++) memcpy(four + j, halves_of(row[j], dim, span) + after, sizeof *four);
+                const __m512i a = _mm512_loadu_si512(four), b = _mm512_loadu_si512(four + LANES / 2);
+                for (int g = 0; g < GROUPS; g++, to += LANES) {
+                    const __m128i low = _mm512_cvtepi64_epi16(_mm512_srli_epi64(a, 16 * g));
+                    const __m128i high = _mm512_cvtepi64_epi16(_mm512_srli_epi64(b, 16 * g));
+                    store(to, (vec)_mm512_cvtph_ps(_mm256_set_m128i(high, low)));
+                }
+            }
+        }
+        static ivec weights(const float* four) {  // a group's for its words
+            const __m512i word = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+            return (ivec)_mm512_permutexvar_epi32(word, _mm512_castsi128_si512(_mm_load_si128((const __m128i*)four)));
+        }
+        static void values(const C* const* row, int part, ivec* x) {  // half of a span
+            __m512i its[4];
+            for (int i = 0; i < 4; i++) its[i] = _mm512_loadu_si512(row[i] + part / 2 * SPAN / 2);
+            const bool upper = part % 2;
+            const __m512i a = upper ? _mm512_unpackhi_epi8(its[0], its[1]) : _mm512_unpacklo_epi8(its[0], its[1]);
+            const __m512i b = upper ? _mm512_unpackhi_epi8(its[2], its[3]) : _mm512_unpacklo_epi8(its[2], its[3]);
+            const ivec both[2] = {(ivec)_mm512_unpacklo_epi16(a, b), (ivec)_mm512_unpackhi_epi16(a, b)};
+            for (int v = 0; v < 4; v++) x[v] = half(both[v / 2], v % 2);
+        }
+        // Of a part's 4 vectors, a lane of word w in the group has bytes 8 * (part % 2) + 4 * (v / 2) + w of its 16.
+        static int place(int i) {
+            const int part = i / 64, v = i / 16 % 4, byte = i % 16 / 4 * 16 + part % 2 * 8 + v / 2 * 4 + i % 4;
+            return part / 2 * SPAN + 2 * byte + v % 2;
+        }
+        static int group(int i) { return i / SPAN * GROUPS + i % 16 / 4; }
+    };
+};
+#endif
