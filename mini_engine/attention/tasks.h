@@ -231,7 +231,8 @@ struct Attention {
     // Inlined always: GCC takes a function that only prefetches for one without effect, and drops the call.
     __attribute__((always_inline)) void prefetch_head(const Places& p, int head) const {
         const auto fetch = [&](int64_t at) __attribute__((always_inline)) {
-            for (int j = 0; j < LANES; j++) prefetch((const char*)p.key[j] + at), prefetch((const char*)p.value[j] + at);
+            for (int j = 0; j < LANES; j++)
+                prefetch((const char*)p.key[j] + at), prefetch((const char*)p.value[j] + at);
         };
         int64_t at = head * stride() * sizeof(C);
         const int64_t last = at + stride() * sizeof(C) - 1;

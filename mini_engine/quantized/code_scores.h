@@ -61,7 +61,9 @@ struct CodeScores {
                 score_transposed<R>(q + r * words, lines, dim, scores + r * LANES);
             });
         }
-        for_rows<2>(first, last, [&](auto R, int r) __attribute__((always_inline)) { score<R>(q + r * words, key, dim, scores + r * LANES); });
+        for_rows<2>(first, last, [&](auto R, int r) __attribute__((always_inline)) {
+            score<R>(q + r * words, key, dim, scores + r * LANES);
+        });
     }
 
     INLINE vec score_of(vec sum, const float* q, int words) {

@@ -19,7 +19,7 @@ struct Words<Int4Codes> : Layout<Int4Codes> {
     static int64_t stride(int dim) { return row_bytes(dim); }
     static void store_weights(float* p, vec weights) { store(p, weights); }
 
-    struct Coding {  // each 16 bytes of a span are a group; one vector has its numbers 0, 2, 4, ..., the other 1, 3, 5, ...
+    struct Coding {  // each 16 bytes of a span are a group; one vector has numbers 0, 2, 4, ..., the other 1, 3, 5, ...
         static constexpr int GROUPS = 4, MOST_SPANS = 4;
         static int spans(int dim) { return dim / SPAN; }
         static int vectors(int) { return 2; }

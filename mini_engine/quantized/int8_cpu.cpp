@@ -5,8 +5,8 @@
 //   score of a key    = (q . integers) * the key's scale
 //   value in the sum  = (weight * the value's scale) * integers
 //
-// The integers are widened in registers, where every int8 is exact in bfloat16 too; or, better still, multiplied as they
-// are (int8_codes.h), where the processor can and heads have whole vectors of them.
+// The integers are widened in registers, where every int8 is exact in bfloat16 too; or, better still, multiplied as
+// they are (int8_codes.h), where the processor can and heads have whole vectors of them.
 
 #include "../attention/tasks.h"
 #include "int8_codes.h"

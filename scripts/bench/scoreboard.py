@@ -1,4 +1,4 @@
-"""Course machinery. Suite `scoreboard`: all that pages 7, 9, 15, 16, 17 and 19 measure, into the files they keep.
+"""Course machinery. Suite `scoreboard`: what pages 7, 9, 15 to 17, 19 and *What models keep* measure, into kept files.
 
     python scripts/bench.py scoreboard --vllm-python PYTHON --llama-cpp DIR --openvino-python PYTHON
     python scripts/bench.py scoreboard --only 9 serving      pages, suites or files

@@ -1,16 +1,17 @@
 """Course machinery. For suite `scoreboard`: the suites behind each page, with their options and their files."""
 
 import shlex
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 
 class Part(NamedTuple):
     """One run of a suite. file: where its figures are kept, in lessons/. quick: its options then; None leaves it out.
 
-    minutes and quick_seconds: what it takes on two shared cores, with all engines.
+    page: a lesson's number, or a name. minutes and quick_seconds: what it takes on two shared cores, with all engines.
     """
 
-    page: int
+    page: int | str
     suite: str
     file: str
     options: str
@@ -21,11 +22,12 @@ class Part(NamedTuple):
     @property
     def name(self) -> str:
         """Its file's name without the ending, such as "peers"."""
-        return self.file.partition("/")[2].removesuffix(".json")
+        return PurePosixPath(self.file).stem
 
 
 LIMITS = '--step-tokens 2048 512 --only "closed, 8" "closed, 32"'
 OTHERS = "ours vllm llama.cpp openvino"
+BITS = "--parts quality attention decode --threads 2"
 ONE_LONG = "--kinds full --histories 4096 16384 --batches 1 --no-transformers"
 PARTS = (
     Part(7, "serving", "l7_server/serving.json", "--rounds 1", 9, "", 110),
@@ -39,8 +41,9 @@ PARTS = (
     Part(15, "windows", "l15_windows/windows.json", "--parts requests hits", 1.5, "--parts requests", 5),
     Part(15, "histories", "l15_windows/histories.json", "--rounds 3", 4, None),
     Part(16, "latents", "l16_latents/latents.json", "--parts requests reading step", 3, "--parts reading", 15),
-    Part(17, "kv_dtype", "l17_bits/kv_dtype.json", "--parts quality attention decode --threads 2", 3, "--parts attention", 10),
+    Part(17, "kv_dtype", "l17_bits/kv_dtype.json", BITS, 3, "--parts attention", 10),
     Part(17, "kv_dtype", "l17_bits/methods.json", "--parts methods", 1.5, None),
+    Part("models", "families", "families.json", "--rounds 3 --batches 1 8", 15, None),
     Part(19, "handover", "l19_handover/handover.json", "--rounds 2", 4, "--tokens 500", 15),
 )
 
