@@ -32,8 +32,8 @@ ONE_LONG = "--kinds full --histories 4096 16384 --batches 1 --no-transformers"
 PARTS = (
     Part(7, "serving", "l7_server/serving.json", "--rounds 1", 9, "", 110),
     Part(7, "serving", "l7_server/serving-limits.json", f"--rounds 1 {LIMITS}", 6, None),
-    Part(9, "peers", "l9_speed/peers.json", "--rounds 2", 12, f"--peers {OTHERS}", 130),
-    Part(9, "peers", "l9_speed/behind.json", f"--peers {OTHERS} --behind 1x4096 8x4096 --rounds 1", 8, None),
+    Part(9, "peers", "l9_speed/peers.json", "--rounds 2", 16, f"--peers {OTHERS}", 130),
+    Part(9, "peers", "l9_speed/behind.json", f"--peers {OTHERS} --behind 1x4096 8x4096 --rounds 1", 18, None),
     Part(9, "histories", "l9_speed/histories.json", f"{ONE_LONG} --rounds 5", 1, None),
     Part(9, "step", "l9_speed/step.json", "--rounds 9", 2, "--batches 1 --rounds 3", 15),
     Part(9, "step", "l9_speed/shared.json", "--shared --rounds 5", 1, None),

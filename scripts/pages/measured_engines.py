@@ -14,6 +14,7 @@ ENGINES = {
     "llama.cpp": "llama.cpp",
     "openvino": "OpenVINO GenAI",
 }
+STEPS = ("one prompt, the others wait", "the other prompts' own tokens", "decode, {} steps")
 SERVED = ("first token, p50 ms", "first token, p99 ms", "gap, p50 ms", "gap, p99 ms")
 
 
@@ -115,3 +116,23 @@ def steps_after(report: Row) -> str:
         if variant == "lessons 0 to 8" and (batch, "lesson 9") in found
     ]
     return markdown(["sequences", "before", "this lesson", "this machine's limit"], rows, texts=0)
+
+
+def shared_steps(report: Row) -> str:
+    """Return where the time of the load with a shared beginning goes."""
+    rows = []
+    for row, steps in zip(report["rows"], STEPS, strict=True):
+        parts = [row["matrices"], row["attention"], row["waiting"]]
+        times = [*parts, row["ms"] - sum(parts), row["ms"]]
+        rows.append([steps.format(row["count"]), str(row["prompt tokens"] or ""), *(f"{ms:,.0f}" for ms in times)])
+    head = ["steps", "prompt tokens", "matrices", "attention", "waiting for other threads", "the rest", "all"]
+    return markdown(head, rows)
+
+
+def prefill_step(report: Row) -> str:
+    """Return the parts of a step that computes prompts."""
+    (row,) = report["rows"]
+    last = row["norms"] + row["heads"], row["cache writes"], row["the rest"], row["ms"]
+    times = row["matrices"], row["attention"], row["waiting"], *last
+    head = ["matrices", "attention", "waiting for other threads", "norms and RoPE", "cache writes", "head, Python"]
+    return markdown([*head, "whole step"], [[f"{ms:,.0f}" for ms in times]], texts=0)
