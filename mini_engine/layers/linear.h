@@ -151,7 +151,7 @@ static const int32_t* interleave_rows(Rows<const T> x, Range block, std::vector<
     return interleaved.data();
 }
 
-struct Block {
+struct RowBlock {
     Range rows, pairs;     // pairs of tiles
     const int32_t* interleaved;  // what interleave_rows made of the rows, or nullptr
     int64_t after;         // the pair to prefetch during the last one
@@ -161,7 +161,7 @@ struct Block {
 // [rows][2 * TILE]), which fills `width` columns of `to`. While all groups use one pair, the next is prefetched, a part of
 // it by each group, and so are the lines that the group's results go to: memory is never idle.
 template <typename T, typename F, typename G>
-static void each_group(Rows<const T> x, const Block& block, const F& tiles_of, Rows<T> to, int64_t width,
+static void each_group(Rows<const T> x, const RowBlock& block, const F& tiles_of, Rows<T> to, int64_t width,
                        const G& write) {
     const int64_t words = ::words<T>(x.width), groups = groups_of(block.rows.size());
     const auto dots = block.interleaved ? dot_rows<true, ROWS, T> : dot_rows<false, ROWS, T>;
@@ -194,7 +194,7 @@ static void each_pair(Rows<const T> x, int64_t count, const F& tiles_of, Rows<T>
     std::vector<int32_t> room;
     if (x.count < MANY_ROWS * team_size()) {
         const bool pays = x.count >= ROWS && own.size() >= MANY_PAIRS;
-        const Block block{all, own, pays ? interleave_rows(x, all, room) : nullptr, own.end - 1};
+        const RowBlock block{all, own, pays ? interleave_rows(x, all, room) : nullptr, own.end - 1};
         return each_group(x, block, tiles_of, to, width, write);
     }
     const int64_t each = (x.count * x.width * int64_t(sizeof(T)) / team_size() + BLOCK_BYTES - 1) / BLOCK_BYTES;
