@@ -18,6 +18,7 @@ from tests.support import forget_builds, refused
 
 pytestmark = pytest.mark.reference
 ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "mini_engine").rglob("*.cpp"))
 posix_only = pytest.mark.skipif(os.name != "posix", reason="NOT CHECKED: needs a POSIX shell and signals")
 
 
@@ -151,3 +152,14 @@ def test_an_interrupted_build_leaves_nothing_behind(cache, tmp_path):
     process.communicate(timeout=60)
     assert process.returncode != 0
     assert kept(cache) == [], "Ctrl-C in mid-build must leave no half-built library"
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_every_source_is_accepted_with_the_best_flags(compiler, tmp_path, source):
+    """A mistake in what only newer processors compile would go unseen: the build would fall back to slower flags."""
+    check = [compiler, *native_build.BASE_FLAGS, *native_build.FLAG_SETS[0], "-fsyntax-only"]
+    (tmp_path / "empty.cpp").touch()
+    if subprocess.run([*check, str(tmp_path / "empty.cpp")], capture_output=True).returncode:
+        pytest.skip("NOT CHECKED: this compiler does not know the flags")
+    done = subprocess.run([*check, str(source)], capture_output=True, encoding="utf-8")
+    assert not done.returncode, done.stderr[:2000]
