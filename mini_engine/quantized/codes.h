@@ -15,6 +15,7 @@
 //   GROUPS              of a span, each with a step (and a least, if there are several)
 //   number              which number of a row is a vector's byte
 //   key, steps          one vector of a row's codes as unsigned bytes; what restores a span's, for each word
+//   OFFSET              with one group, what an unsigned byte lacks to its code
 //   value_steps         16 rows' steps of each group, then their leasts
 //   values, weights     four rows' codes side by side, word by word; the weights that they meet there
 //   place, group        which number of a row is summed in a lane, and its group

@@ -21,6 +21,7 @@ struct Words<Int4Codes> : Layout<Int4Codes> {
 
     struct Coding {  // each 16 bytes of a span are a group; one vector has numbers 0, 2, 4, ..., the other 1, 3, 5, ...
         static constexpr int GROUPS = 4, MOST_SPANS = 4;
+        static constexpr float OFFSET = 0;
         static int spans(int dim) { return dim / SPAN; }
         static int vectors(int) { return 2; }
         static int number(int span, int v, int byte) { return span * SPAN + 2 * byte + v; }
@@ -37,7 +38,6 @@ struct Words<Int4Codes> : Layout<Int4Codes> {
             const C* at = halves_of(row, dim, span);
             return {spread(at), spread(at + leasts_after(dim))};
         }
-        static constexpr float OFFSET = 0;
         static void value_steps(const C* const* row, int dim, int span, float* to) {
             for (int after : {0, leasts_after(dim)}) {
                 uint64_t four[LANES];  // of each row

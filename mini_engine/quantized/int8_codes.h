@@ -31,11 +31,11 @@ struct Words<Int8Codes> : Layout<Int8Codes> {
 
     struct Coding {  // a row is one span and one group; a key's byte counts 128 more than its integer
         static constexpr int GROUPS = 1, MOST_SPANS = 1;
+        static constexpr float OFFSET = -128;
         static int spans(int) { return 1; }
         static int vectors(int dim) { return dim / (4 * LANES); }
         static int number(int, int v, int byte) { return v * 4 * LANES + byte; }
         static ivec key(const C* row, int, int v) { return load_bytes(row + v * 4 * LANES) ^ int32_t(0x80808080); }
-        static constexpr float OFFSET = -128;
         static void value_steps(const C* const* row, int dim, int, float* to) { store(to, scales(row, dim)); }
         static ivec weights(const float* four) { return (ivec)all_lanes(four); }
         static void values(const C* const* row, int part, ivec* x) {
