@@ -22,6 +22,7 @@ from mini_engine.checkpoint.config import DTYPES
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.scheduler_config import SchedulerConfig
+from mini_engine.families.deepseek_config import DeepseekConfig
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.latents.latent_config import LatentConfig
 from mini_engine.latents.model import latent_model
@@ -57,7 +58,7 @@ class LatentShape:
 
 def latent_config(hidden: int, layers: int, heads: int, rank: int, nope: int, rope: int, v: int) -> LatentConfig:
     """Return the config of a model of these sizes."""
-    return LatentConfig(
+    return DeepseekConfig(
         vocab_size=2048,
         hidden_size=hidden,
         intermediate_size=hidden * 8 // 3,

@@ -43,7 +43,7 @@ PARTS = (
     Part(16, "latents", "l16_latents/latents.json", "--parts requests reading step", 3, "--parts reading", 15),
     Part(17, "kv_dtype", "l17_bits/kv_dtype.json", BITS, 3, "--parts attention", 10),
     Part(17, "kv_dtype", "l17_bits/methods.json", "--parts methods", 1.5, None),
-    Part("models", "families", "families.json", "--rounds 3 --batches 1 8", 15, None),
+    Part("models", "families", "families.json", "--rounds 3 --batches 1", 10, None),
     Part(19, "handover", "l19_handover/handover.json", "--rounds 2", 4, "--tokens 500", 15),
 )
 

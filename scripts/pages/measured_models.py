@@ -18,11 +18,16 @@ def requests_with_windows(report: Row) -> str:
     """Return the requests that run at once, with and without windows."""
     keys = "Qwen3 most", "windows most", "Qwen3 mean", "windows mean"
     rows = [
-        [f"{int(row['case'].split()[2]):,}", *(str(row[key]) if "most" in key else f"{row[key]:.2g}" for key in keys)]
+        [f"{int(row['case'].split()[2]):,}", *(str(row[key]) if "most" in key else mean(row[key]) for key in keys)]
         for row in of_part(report, "requests")
     ]
     head = ["prompts of, tokens", "Qwen3, most", "windows, most", "Qwen3, mean", "windows, mean"]
     return markdown(head, rows, texts=0)
+
+
+def mean(value: float) -> str:
+    """Return a mean of counts with two digits, or whole."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def decode_with_windows(report: Row) -> str:
