@@ -12,13 +12,7 @@
 
 constexpr int SPLIT = 512;     // keys in a stretch of history
 constexpr int MAX_ROWS = 128;  // rows in a task, unless one query's group alone has more
-constexpr int MANY_ROWS = 8;
-constexpr int HEADS_AHEAD = 4;
-
-
-
-
-
+constexpr int MANY_ROWS = 8;   // from here on it pays to transpose the keys and to pack the values
 
 struct alignas(4 * LANES) Vector {  // memory in whole vectors: one that lay across two cache lines would cost two loads
     float lane[LANES];
