@@ -152,9 +152,9 @@ static const int32_t* interleave_rows(Rows<const T> x, Range block, std::vector<
 }
 
 struct RowBlock {
-    Range rows, pairs;     // pairs of tiles
+    Range rows, pairs;           // pairs of tiles
     const int32_t* interleaved;  // what interleave_rows made of the rows, or nullptr
-    int64_t after;         // the pair to prefetch during the last one
+    int64_t after;               // the pair to prefetch during the last one
 };
 
 // For a block's rows, in groups of up to ROWS, and each of its pairs, call write(first row, rows, pair, sums

@@ -3,7 +3,7 @@
 #pragma once
 #include "codes.h"
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if MULTIPLIES_BYTES
 template <typename C>
 struct CodeScores {
     using Coding = typename Words<C>::Coding;
@@ -17,14 +17,7 @@ struct CodeScores {
 
     template <typename T>
     static void take_query(const T* from, int dim, float* to) {
-        int32_t largest = 0, bits;  // among the bits, NaN comes after infinity
-        for (int d = 0; d < dim; d++) {
-            const float size = std::fabs(widen(from[d]));
-            memcpy(&bits, &size, sizeof bits);
-            largest = std::max(largest, bits);
-        }
-        float top;
-        memcpy(&top, &largest, sizeof top);
+        const float top = largest_size(from, dim);
         const float factor = top < LEAST_TOP ? 0 : QUERY_LEVELS / top;
         const ivec ones = ivec{} + 0x01010101;
         for (int span = 0; span < Coding::spans(dim); span++, to += LANES) {

@@ -3,7 +3,7 @@
 #pragma once
 #include "codes.h"
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if MULTIPLIES_BYTES
 
 enum { HIGH = 0, LOW = LANES, SCALE = 2 * LANES, WEIGHT_WORDS = 3 * LANES };  // a row's weights in a tile, for a span
 

@@ -24,6 +24,25 @@
 #include "../attention/tile.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define MULTIPLIES_BYTES 1
+#else
+#define MULTIPLIES_BYTES 0
+#endif
+
+template <typename T>
+static float largest_size(const T* x, int count) {  // among the bits: in their order, NaN comes after infinity
+    int32_t largest = 0, bits;
+    for (int i = 0; i < count; i++) {
+        const float size = std::fabs(widen(x[i]));
+        memcpy(&bits, &size, sizeof bits);
+        largest = std::max(largest, bits);
+    }
+    float size;
+    memcpy(&size, &largest, sizeof size);
+    return size;
+}
+
+#if MULTIPLIES_BYTES
 #include <immintrin.h>
 
 constexpr float QUERY_LEVELS = 127 * 256 + 127, WEIGHT_LEVELS = 255 * 256 + 255;

@@ -5,7 +5,7 @@
 #include "code_values.h"
 #include "int4_rows.h"
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if MULTIPLIES_BYTES
 struct Int4Codes {
     uint8_t bits;
 };

@@ -39,7 +39,7 @@ static void write_slot(const void* vectors, int64_t heads, int64_t dim, void* ca
 template <typename T>
 static int attend(const T* q, const void* k, const void* v, T* out, const int32_t* starts, const int32_t* kv_lens,
                   const int32_t* table, const AttentionSizes& n, float scale, int threads) {
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if MULTIPLIES_BYTES
     using Codes = Words<Int4Codes>;
     if constexpr (std::is_same_v<T, bf16>)
         if (n.dim % Codes::SPAN == 0 && n.dim <= Codes::SPAN * Codes::Coding::MOST_SPANS)

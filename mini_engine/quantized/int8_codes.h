@@ -15,7 +15,7 @@ INLINE vec int8_scales(const C* const* row, int dim) {  // of LANES rows
     return load(x);
 }
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if MULTIPLIES_BYTES
 struct Int8Codes {
     int8_t value;
 };

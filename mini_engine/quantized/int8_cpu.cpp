@@ -94,21 +94,13 @@ struct Words<Int8<T>> : Words<T> {
 
 // ---------------------------------------------------------------- writing rows
 
-// As rows.py's pack, to the bit. The largest size is found among the bits, in whose order NaN comes after infinity.
+// As rows.py's pack, to the bit.
 template <typename T>
 static void write_row(const T* x, int dim, int8_t* row) {
-    int32_t largest = 0, bits;
+    const float scale = largest_size(x, dim) / 127, divisor = scale < FLT_MIN ? FLT_MIN : scale;
     for (int d = 0; d < dim; d++) {
-        const float size = std::fabs(widen(x[d]));
-        memcpy(&bits, &size, sizeof bits);
-        largest = std::max(largest, bits);
-    }
-    float scale, multiple;
-    memcpy(&scale, &largest, sizeof scale);
-    scale /= 127;
-    const float divisor = scale < FLT_MIN ? FLT_MIN : scale;
-    for (int d = 0; d < dim; d++) {
-        multiple = widen(x[d]) / divisor + 12582912.f;  // 1.5 * 2^23: the whole number is in the lowest bits; NaN has 0
+        const float multiple = widen(x[d]) / divisor + 12582912.f;  // 1.5 * 2^23: its lowest bits; NaN has 0
+        int32_t bits;
         memcpy(&bits, &multiple, sizeof bits);
         row[d] = int8_t(bits);
     }
@@ -142,7 +134,7 @@ int paged_attention_int8_f32(const void* q, const void* k, const void* v, void* 
 int paged_attention_int8_bf16(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
                               const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,
                               int threads) {
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if MULTIPLIES_BYTES
     if (sizes->dim % (4 * LANES) == 0)
         return run<bf16, Int8Codes>(q, k, v, out, starts, kv_lens, table, *sizes, scale, threads);
 #endif

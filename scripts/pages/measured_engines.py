@@ -121,10 +121,10 @@ def steps_after(report: Row) -> str:
 def shared_steps(report: Row) -> str:
     """Return where the time of the load with a shared beginning goes."""
     rows = []
-    for row, steps in zip(report["rows"], STEPS, strict=True):
+    for row, title in zip(report["rows"], STEPS, strict=True):
         parts = [row["matrices"], row["attention"], row["waiting"]]
         times = [*parts, row["ms"] - sum(parts), row["ms"]]
-        rows.append([steps.format(row["count"]), str(row["prompt tokens"] or ""), *(f"{ms:,.0f}" for ms in times)])
+        rows.append([title.format(row["count"]), str(row["prompt tokens"] or ""), *(f"{ms:,.0f}" for ms in times)])
     head = ["steps", "prompt tokens", "matrices", "attention", "waiting for other threads", "the rest", "all"]
     return markdown(head, rows)
 
