@@ -1,7 +1,6 @@
 """Lesson 11. A hybrid with lesson 9's linear layers: packed matrices, joined where they share an input.
 
-With packed matrices half a layer is one call of `native.py`: feed-forward, and in decode steps a delta net. Prompts
-use the store's own scan.
+With packed matrices half a layer is one call of `native.py`: feed-forward, and a delta net in a step without drafts.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mini_engine.hybrid.model import GatedAttention, GatedDeltaNet, HybridStore, ZeroCentredRMSNorm, partial_rope
-from mini_engine.hybrid.native import Gates, Half, NativeStep
-from mini_engine.hybrid.store import HybridKv
+from mini_engine.hybrid.native import Gates, Half, NativeStep, by_tap
+from mini_engine.hybrid.store import HybridKv, feeds_of
 from mini_engine.layers import native
 from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.layers.fast_model import join_packed, with_torch_layers
@@ -88,19 +87,19 @@ FAST_MIXERS = {GatedDeltaNet: FastDeltaNet, GatedAttention: FastGatedAttention}
 
 
 class PackedDeltaNet(FastDeltaNet):
-    """A delta net that, in a decode step, is a single call."""
+    """A delta net that, in a step without drafts, is a single call."""
 
     def __init__(self, net: GatedDeltaNet, norm: FastZeroCentredNorm, matrix: Join) -> None:
         super().__init__(net, norm, matrix)
-        self.norm_weight = net.norm.weight.data.float()
+        self.norm_weight, self.taps = net.norm.weight.data.float(), by_tap(self.conv_weight)
         pointers = dict(rate=self.rate, dt_bias=self.dt_bias, norm=self.norm_weight)
         self.gates = Gates(eps=net.norm.eps, **{name: tensor.data_ptr() for name, tensor in pointers.items()})
         self.struct = half_of(norm, first=self.project, last=self.out)
 
     def add_to(self, x: Tensor, step: NativeStep, kv: HybridKv, meta: Any) -> Tensor:
-        """Add the output for a token of each sequence to x `[N, hidden_size]`, in place."""
-        states, slots = kv.states.get_layer_state(self.index), meta.single_slots.contiguous()
-        return step.delta_net(x, self.struct, self.gates, states, self.conv_weight, slots)
+        """Add the output for a step's tokens to x `[T, hidden_size]`, in place."""
+        states, (feed,) = kv.states.get_layer_state(self.index), feeds_of(meta)
+        return step.delta_net(x, self.struct, self.gates, states, self.taps, feed)
 
 
 class PackedFeedForward(nn.Module):
@@ -139,7 +138,7 @@ class PackedHybridLayer(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridKv, meta: Any, rows: Tensor | None = None
     ) -> Tensor:
-        if isinstance(self.mixer, PackedDeltaNet) and kv.native_step and meta.single_rows is None:
+        if isinstance(self.mixer, PackedDeltaNet) and kv.native_step and not meta.stages:
             x = self.mixer.add_to(x, kv.native_step, kv, meta)
         else:
             x = x + self.mixer.out(self.mixer(x, cos, sin, kv, meta))

@@ -1,8 +1,9 @@
-// Lesson 11. One token of each of N sequences through a gated delta net: convolution, delta rule, both states,
+// Lesson 11. Some tokens of each of N sequences through a gated delta net: convolution, delta rule, both states,
 // in place or from one slot to another.
 //
-// A head's state is read from memory once and written once. torch, which has no such operation, reads and writes it once
-// for every line of the recurrence. Everything is computed in float32; a value is rounded only when it is stored.
+// Token after token, in prompts as in decode steps: so neither a chunk's size nor a neighbour changes a bit. A head's state is
+// read from memory once and written once, and between a prompt's tokens some columns of it stay in the first cache.
+// Everything is computed in float32; a value is rounded only when it is stored.
 
 #pragma once
 #include "../layers/fused.h"
@@ -12,6 +13,11 @@ extern "C" {
 struct StepSizes {
     int64_t sequences, key_heads, value_heads, key_dim, value_dim, taps;
     int64_t stride;  // elements from one row of qkv to the next
+    int64_t longest;  // the most tokens of a sequence
+};
+struct Feeds {  // [sequences] each
+    const int64_t *rows, *counts;    // a sequence's first row, and its tokens; nullptr: row i, and one
+    const int64_t *sources, *slots;  // where the state before them is, and where the one behind goes
 };
 struct Gates {  // for a whole layer: g and beta come from b and a, and the output is normed and gated
     const void *z, *b, *a;                // rows `stride` apart, as qkv's: [value_heads * value_dim], [value_heads] twice
@@ -20,33 +26,60 @@ struct Gates {  // for a whole layer: g and beta come from b and a, and the outp
 };
 }
 
+constexpr int64_t TOKENS = 64;  // of a prompt that are convolved before the states of their heads move on
+constexpr int COLUMNS = 2;      // vectors of a state's columns that stay in the first cache meanwhile
+
 template <typename T>
 struct DeltaStep {
     const StepSizes& s;
-    const T* qkv;              // [sequences, conv_dim]: q of every key head, k of every key head, v of every value head
-    const float *g, *beta;     // [sequences, value_heads]
-    const T* weight;           // [conv_dim, taps]
+    const T* qkv;              // [rows, conv_dim]: q of every key head, k of every key head, v of every value head
+    const float *g, *beta;     // [rows, value_heads]
+    const float* weight;       // [taps, conv_dim]
     T* conv;                   // [slots, conv_dim, taps - 1], the latest input last
     float* recurrent;          // [slots, value_heads, key_dim, value_dim]
-    const int64_t *sources, *slots;  // [sequences]: where the state before the token is, and where the one behind goes
-    T* out;                    // [sequences, value_heads, value_dim], rows `out_stride` apart
+    const Feeds& feeds;
+    T* out;                    // [rows, value_heads, value_dim], rows `out_stride` apart
     int64_t out_stride;
     const Gates* gates;        // nullptr: g and beta are given, and the output stays as it is
 
-    // Channels begin ... begin + n - 1 of a sequence: convolve, shift the new input into the state, SiLU.
-    void convolve(int64_t sequence, int64_t begin, int64_t n, float* to) const {
+    int64_t row_of(int64_t sequence) const { return feeds.rows ? feeds.rows[sequence] : sequence; }
+    int64_t count_of(int64_t sequence) const { return feeds.counts ? feeds.counts[sequence] : 1; }
+
+    struct Part {  // some tokens of a sequence: rows row ... row + count - 1, the state before them, and the one behind
+        int64_t row, count, source, slot;
+    };
+
+    struct Workspace {  // one thread's, for as many tokens as a part has
+        std::vector<float> q, k, v, o, left, part, window, columns;
+        Workspace(const StepSizes& s, int64_t tokens)
+            : q(tokens * s.key_dim), k(tokens * s.key_dim), v(tokens * s.value_dim), o(tokens * s.value_dim),
+              left(tokens), part(tokens), window((tokens + s.taps - 1) * std::max(s.key_dim, s.value_dim)),
+              columns(tokens > 1 ? s.key_dim * COLUMNS * LANES : 0) {}
+    };
+
+    // Channels begin ... begin + n - 1 of a part: convolve with the inputs kept, keep the new last ones, SiLU.
+    void convolve(const Part& p, int64_t begin, int64_t n, Workspace& w, float* to) const {
         const int64_t channels = 2 * s.key_heads * s.key_dim + s.value_heads * s.value_dim, kept = s.taps - 1;
-        const T *x = qkv + sequence * s.stride + begin, *w = weight + begin * s.taps;
-        const T* before = conv + (sources[sequence] * channels + begin) * kept;
-        T* state = conv + (slots[sequence] * channels + begin) * kept;
-        for (int64_t c = 0; c < n; c++, w += s.taps, before += kept, state += kept) {
-            float sum = widen(w[kept]) * widen(x[c]);
-            for (int64_t i = 0; i < kept; i++) sum += widen(w[i]) * widen(before[i]);
-            for (int64_t i = 0; i + 1 < kept; i++) state[i] = before[i + 1];
-            if (kept) state[kept - 1] = x[c];
-            to[c] = sum;
-        }
-        for (int64_t c = 0; c < n; c += LANES) store_some(to + c, silu(load_some(to + c, n - c)), n - c);
+        const T *x = qkv + p.row * s.stride + begin, *before = conv + (p.source * channels + begin) * kept;
+        T* state = conv + (p.slot * channels + begin) * kept;
+        float* window = w.window.data();
+        for (int64_t c = 0; c < n; c++)
+            for (int64_t i = 0; i < kept; i++) window[i * n + c] = widen(before[c * kept + i]);
+        for (int64_t t = 0; t < p.count; t++)
+            for (int64_t c = 0; c < n; c += LANES)
+                store_some(window + (kept + t) * n + c, load_some(x + t * s.stride + c, n - c), n - c);
+        for (int64_t t = 0; t < p.count; t++, to += n)
+            for (int64_t c = 0; c < n; c += LANES) {
+                const auto product = [&](int64_t i) {
+                    return load_some(weight + i * channels + begin + c, n - c) *
+                           load_some(window + (t + i) * n + c, n - c);
+                };
+                vec sum = product(kept);
+                for (int64_t i = 0; i < kept; i++) sum += product(i);
+                store_some(to + c, silu(sum), n - c);
+            }
+        for (int64_t c = 0; c < n; c++)
+            for (int64_t i = 0; i < kept; i++) narrow(window[(p.count + i) * n + c], state + c * kept + i);
     }
 
     static void normalize(float* x, int64_t n, float scale) {
@@ -59,40 +92,63 @@ struct DeltaStep {
         for (int64_t i = 0; i < n; i++) x[i] *= factor;
     }
 
-    // WIDE vectors of a state's columns: fade, read with k, write the difference to v, read with q. Meanwhile the next
-    // head's state, which lies behind this one, is prefetched: memory is never idle.
+    // WIDE vectors of a state's columns, `count` numbers in a row: of each token fade, write the difference to v, read with
+    // q, and read what the next token's k finds. Before a first token, whose state comes from memory, the next head's
+    // state, which lies behind this one, is prefetched: memory is never idle.
     template <int WIDE>
-    void columns(const float* before, float* state, const float* q, const float* k, const float* v, float left,
-                 float part, float* to, int64_t count) const {
-        vec known[WIDE] = {}, read[WIDE] = {};
+    void advance(const float* before, float* state, int64_t tokens, int64_t j, int64_t count, Workspace& w) const {
+        const int64_t dim = s.value_dim;
+        const auto load_row = [&](const float* at, int v) {
+            return WIDE > 1 ? load(at + v * LANES) : load_some(at, count);
+        };
+        const auto store_row = [&](float* at, int v, vec x) {
+            WIDE > 1 ? store(at + v * LANES, x) : store_some(at, x, count);
+        };
+        const float *q = w.q.data(), *k = w.k.data(), *values = w.v.data() + j;
+        vec known[WIDE] = {};
         for (int64_t i = 0; i < s.key_dim; i++)
-            for (int w = 0; w < WIDE; w++)
-                known[w] += load_some(before + i * s.value_dim + w * LANES, count - w * LANES) * k[i];
-        for (int w = 0; w < WIDE; w++) known[w] = (load_some(v + w * LANES, count - w * LANES) - known[w] * left) * part;
-        for (int64_t i = 0; i < s.key_dim; i++)
-            for (int w = 0; w < WIDE; w++) {
-                const float* at = before + i * s.value_dim + w * LANES;
-                prefetch(at + s.key_dim * s.value_dim);
-                const vec now = load_some(at, count - w * LANES) * left + known[w] * k[i];
-                store_some(state + i * s.value_dim + w * LANES, now, count - w * LANES);
-                read[w] += now * q[i];
-            }
-        for (int w = 0; w < WIDE; w++) store_some(to + w * LANES, read[w], count - w * LANES);
+            for (int v = 0; v < WIDE; v++) known[v] += load_row(before + i * dim, v) * k[i];
+        const float* from = before;
+        int64_t from_stride = dim;
+        for (int64_t t = 0; t < tokens; t++, q += s.key_dim, k += s.key_dim, values += dim) {
+            const bool first = t == 0, last = t + 1 == tokens;
+            float* to = last ? state : w.columns.data();
+            const int64_t to_stride = last ? dim : WIDE * LANES;
+            const float left = w.left[t], *next = k + s.key_dim;
+            vec delta[WIDE], read[WIDE] = {}, found[WIDE] = {};
+            for (int v = 0; v < WIDE; v++) delta[v] = (load_row(values, v) - known[v] * left) * w.part[t];
+            const auto pass = [&](auto FIRST, auto LAST) __attribute__((always_inline)) {
+                for (int64_t i = 0; i < s.key_dim; i++)
+                    for (int v = 0; v < WIDE; v++) {
+                        const float* at = from + i * from_stride;
+                        if (FIRST) prefetch(at + v * LANES + s.key_dim * dim);
+                        const vec now = load_row(at, v) * left + delta[v] * k[i];
+                        store_row(to + i * to_stride, v, now);
+                        read[v] += now * q[i];
+                        if (!LAST) found[v] += now * next[i];
+                    }
+            };
+            constexpr std::true_type yes;
+            constexpr std::false_type no;
+            last ? first ? pass(yes, yes) : pass(no, yes) : first ? pass(yes, no) : pass(no, no);
+            for (int v = 0; v < WIDE; v++) store_row(w.o.data() + t * dim + j, v, read[v]), known[v] = found[v];
+            from = to, from_stride = to_stride;
+        }
     }
 
-    float faded(int64_t sequence, int64_t h) const {  // the logarithm of what is left of the state
-        if (!gates) return g[sequence * s.value_heads + h];
-        const float x = widen(((const T*)gates->a)[sequence * s.stride + h]) + gates->dt_bias[h];
+    float faded(int64_t row, int64_t h) const {  // the logarithm of what is left of the state
+        if (!gates) return g[row * s.value_heads + h];
+        const float x = widen(((const T*)gates->a)[row * s.stride + h]) + gates->dt_bias[h];
         return -gates->rate[h] * (x > 20 ? x : std::log1p(std::exp(x)));
     }
-    float written(int64_t sequence, int64_t h) const {  // how much of the difference
-        if (!gates) return beta[sequence * s.value_heads + h];
-        return 1 / (1 + std::exp(-widen(((const T*)gates->b)[sequence * s.stride + h])));
+    float written(int64_t row, int64_t h) const {  // how much of the difference
+        if (!gates) return beta[row * s.value_heads + h];
+        return 1 / (1 + std::exp(-widen(((const T*)gates->b)[row * s.stride + h])));
     }
 
-    void finish(int64_t sequence, int64_t h, const float* o) const {
-        T* to = out + sequence * out_stride + h * s.value_dim;
-        const T* z = gates ? (const T*)gates->z + sequence * s.stride + h * s.value_dim : nullptr;
+    void finish(int64_t row, int64_t h, const float* o) const {
+        T* to = out + row * out_stride + h * s.value_dim;
+        const T* z = gates ? (const T*)gates->z + row * s.stride + h * s.value_dim : nullptr;
         const float factor = gates ? inverse_rms(o, s.value_dim, gates->eps) : 1;
         for (int64_t j = 0; j < s.value_dim; j += LANES) {
             const int64_t left = s.value_dim - j;
@@ -102,32 +158,50 @@ struct DeltaStep {
         }
     }
 
-    void key_head(int64_t sequence, int64_t head, float* q, float* k, float* v, float* o) const {
-        const int64_t keys = s.key_heads * s.key_dim, group = s.value_heads / s.key_heads;
-        convolve(sequence, head * s.key_dim, s.key_dim, q);
-        convolve(sequence, keys + head * s.key_dim, s.key_dim, k);
-        normalize(q, s.key_dim, 1 / std::sqrt(float(s.key_dim)));
-        normalize(k, s.key_dim, 1);
-        for (int64_t h = head * group; h < (head + 1) * group; h++) {
-            convolve(sequence, 2 * keys + h * s.value_dim, s.value_dim, v);
-            const int64_t size = s.key_dim * s.value_dim;
-            const float* before = recurrent + (sources[sequence] * s.value_heads + h) * size;
-            float* state = recurrent + (slots[sequence] * s.value_heads + h) * size;
-            const float left = std::exp(faded(sequence, h)), part = written(sequence, h);
-            int64_t j = 0;
-            for (; j + 8 * LANES <= s.value_dim; j += 8 * LANES)
-                columns<8>(before + j, state + j, q, k, v + j, left, part, o + j, 8 * LANES);
-            for (; j < s.value_dim; j += LANES)
-                columns<1>(before + j, state + j, q, k, v + j, left, part, o + j, s.value_dim - j);
-            finish(sequence, h, o);
+    void value_head(const Part& p, int64_t h, Workspace& w) const {
+        convolve(p, 2 * s.key_heads * s.key_dim + h * s.value_dim, s.value_dim, w, w.v.data());
+        for (int64_t t = 0; t < p.count; t++) {
+            w.left[t] = std::exp(faded(p.row + t, h));
+            w.part[t] = written(p.row + t, h);
+        }
+        const int64_t size = s.key_dim * s.value_dim;
+        const float* before = recurrent + (p.source * s.value_heads + h) * size;
+        float* state = recurrent + (p.slot * s.value_heads + h) * size;
+        int64_t j = 0;
+        const auto columns = [&](auto wide) {
+            for (const int64_t n = wide * LANES; j + n <= s.value_dim; j += n)
+                advance<wide>(before + j, state + j, p.count, j, n, w);
+        };
+        if (p.count == 1) columns(std::integral_constant<int, 8>{});  // long rows are read from memory faster
+        columns(std::integral_constant<int, COLUMNS>{});
+        for (; j < s.value_dim; j += LANES) advance<1>(before + j, state + j, p.count, j, s.value_dim - j, w);
+        for (int64_t t = 0; t < p.count; t++) finish(p.row + t, h, w.o.data() + t * s.value_dim);
+    }
+
+    void key_head(int64_t sequence, int64_t head, Workspace& w) const {
+        const int64_t keys = s.key_heads * s.key_dim, group = s.value_heads / s.key_heads, all = count_of(sequence);
+        int64_t source = feeds.sources[sequence];
+        for (int64_t first = 0; first < all; first += TOKENS, source = feeds.slots[sequence]) {
+            const Part p{row_of(sequence) + first, std::min(TOKENS, all - first), source, feeds.slots[sequence]};
+            convolve(p, head * s.key_dim, s.key_dim, w, w.q.data());
+            convolve(p, keys + head * s.key_dim, s.key_dim, w, w.k.data());
+            for (int64_t t = 0; t < p.count; t++) {
+                normalize(w.q.data() + t * s.key_dim, s.key_dim, 1 / std::sqrt(float(s.key_dim)));
+                normalize(w.k.data() + t * s.key_dim, s.key_dim, 1);
+            }
+            for (int64_t h = head * group; h < (head + 1) * group; h++) value_head(p, h, w);
         }
     }
 
-    void run() const {  // called by all threads of a team, which divide heads among themselves
-        std::vector<float> room(2 * s.key_dim + 2 * s.value_dim);
-        float *q = room.data(), *k = q + s.key_dim, *v = k + s.key_dim, *o = v + s.value_dim;
-#pragma omp for schedule(static)
-        for (int64_t task = 0; task < s.sequences * s.key_heads; task++)
-            key_head(task / s.key_heads, task % s.key_heads, q, k, v, o);
+    // Called by all threads of a team. Each takes consecutive heads of consecutive sequences, about as many tokens as others.
+    void run() const {
+        const int64_t team = team_size(), me = thread_number();
+        int64_t all = 0, before = 0;
+        for (int64_t i = 0; i < s.sequences; i++) all += count_of(i) * s.key_heads;
+        Workspace w(s, std::min(TOKENS, s.longest));
+        for (int64_t i = 0; i < s.sequences; i++)
+            for (int64_t head = 0; head < s.key_heads; head++, before += count_of(i))
+                if (before * team / all == me) key_head(i, head, w);
+        barrier();
     }
 };

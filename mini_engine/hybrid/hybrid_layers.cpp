@@ -1,7 +1,7 @@
 // Lesson 11. Halves of a hybrid's layers over lesson 9's packed weights, one call each: x += last(f(first(norm(x)))).
 //
 //   feed_forward   norm, gate and up, SiLU, down and the residual
-//   delta_net      norm, the joined projection, the step of `gdn_step.h`, the output matrix and the residual
+//   delta_net      norm, the joined projection, `gdn_step.h`, the output matrix and the residual
 //
 // A norm's weight is float32 here: it is stored around 0, and 1 + weight has no exact bfloat16.
 
@@ -47,18 +47,19 @@ struct HalfLayer {
 };
 
 #define FUNCTIONS(T, NAME)                                                                                             \
-    extern "C" void gdn_step_##NAME(const StepSizes* sizes, const void* qkv, const float* g, const float* beta,        \
-                                    const void* weight, void* conv, float* recurrent, const int64_t* sources,          \
-                                    const int64_t* slots, void* out, int threads) {                                    \
-        const DeltaStep<T> step{*sizes, (const T*)qkv, g,       beta,                                                  \
-                                (const T*)weight, (T*)conv, recurrent, sources, slots,                                 \
-                                (T*)out, sizes->value_heads * sizes->value_dim, nullptr};                              \
+    extern "C" void gdn_step_##NAME(const StepSizes* sizes, const Feeds* feeds, const void* qkv, const float* g,       \
+                                    const float* beta, const float* weight, void* conv, float* recurrent, void* out,    \
+                                    int threads) {                                                                     \
+        const DeltaStep<T> step{*sizes,    (const T*)qkv, g,      beta,    weight,                           \
+                                (T*)conv, recurrent,     *feeds, (T*)out, sizes->value_heads * sizes->value_dim,       \
+                                nullptr};                                                                              \
         _Pragma("omp parallel num_threads(threads)") step.run();                                                       \
     }                                                                                                                  \
-    extern "C" void delta_net_##NAME(const Half* half, const StepSizes* sizes, const void* weight, void* conv,         \
-                                     float* recurrent, const int64_t* slots, const Gates* gates, int threads) {        \
-        const DeltaStep<T> step{*sizes, (const T*)half->inner, nullptr, nullptr, (const T*)weight, (T*)conv,           \
-                                recurrent, slots, slots, (T*)half->result, half->result_stride, gates};                       \
+    extern "C" void delta_net_##NAME(const Half* half, const StepSizes* sizes, const Feeds* feeds, const float* weight, \
+                                     void* conv, float* recurrent, const Gates* gates, int threads) {                  \
+        const DeltaStep<T> step{*sizes,   (const T*)half->inner, nullptr, nullptr,          weight,          \
+                                (T*)conv, recurrent,             *feeds,  (T*)half->result, half->result_stride,       \
+                                gates};                                                                                \
         const HalfLayer<T> layer{*half};                                                                               \
         _Pragma("omp parallel num_threads(threads)") layer.delta_net(step);                                            \
     }                                                                                                                  \

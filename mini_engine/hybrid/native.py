@@ -1,8 +1,10 @@
-"""Lesson 11. Python bindings of `hybrid_layers.cpp`: the step of delta nets, and halves of layers around it."""
+"""Lesson 11. Python bindings of `hybrid_layers.cpp`: delta nets, and halves of layers around them."""
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +26,51 @@ class StepSizes(ctypes.Structure):
     """The sizes of one step; `gdn_step.h` has the same struct."""
 
     _fields_ = tuple(
-        (name, c_int64) for name in ("sequences", "key_heads", "value_heads", "key_dim", "value_dim", "taps", "stride")
+        (name, c_int64)
+        for name in (
+            *("sequences", "key_heads", "value_heads", "key_dim", "value_dim", "taps"),
+            *("stride", "longest"),
+        )
     )
+
+
+class Feeds(ctypes.Structure):
+    """Addresses of a `Feed`'s tensors; `gdn_step.h` has the same struct."""
+
+    _fields_ = tuple((name, c_void_p) for name in ("rows", "counts", "sources", "slots"))
+
+
+class Feed(NamedTuple):
+    """What N sequences feed in a call, int64 `[N]` each, contiguous.
+
+    sources, slots: where each sequence's state is, and where the state behind its tokens goes.
+    rows, counts: a sequence's first row, and its number of tokens; None: row i and one token.
+    """
+
+    sources: Tensor
+    slots: Tensor
+    rows: Tensor | None = None
+    counts: Tensor | None = None
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a sequence."""
+        return 1 if self.counts is None or not len(self.counts) else int(self.counts.max())
+
+    def addresses(self) -> Feeds:
+        """Return the tensors' addresses; the tensors must outlive it."""
+        return Feeds(**{name: None if part is None else part.data_ptr() for name, part in self._asdict().items()})
+
+    def check(self, num_rows: int, num_slots: int) -> None:
+        """Raise ValueError unless all rows and slots exist."""
+        for slots in (self.sources, self.slots):
+            if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
+                raise ValueError(f"state slots {slots.tolist()} are not all in 0 … {num_slots - 1}")
+        if self.rows is None or self.counts is None:
+            if len(self.slots) != num_rows:
+                raise ValueError(f"there are {len(self.slots)} state slots for {num_rows} rows; one for each is needed")
+        elif len(self.rows) and not 0 <= int(self.rows.min()) <= int((self.rows + self.counts).max()) <= num_rows:
+            raise ValueError(f"sequences begin in rows {self.rows.tolist()} and do not all end before row {num_rows}")
 
 
 class Gates(ctypes.Structure):
@@ -55,17 +100,17 @@ class Half(ctypes.Structure):
         self.tokens = len(activations["x"])
 
 
-POINTERS = [c_void_p] * 9
+CALL = (POINTER(StepSizes), POINTER(Feeds))
 FUNCTIONS = {
-    "gdn_step": Signature((POINTER(StepSizes), *POINTERS, c_int), None),
-    "delta_net": Signature((POINTER(Half), POINTER(StepSizes), *POINTERS[:4], POINTER(Gates), c_int), None),
+    "gdn_step": Signature((*CALL, *[c_void_p] * 7, c_int), None),
+    "delta_net": Signature((POINTER(Half), *CALL, *[c_void_p] * 3, POINTER(Gates), c_int), None),
     "feed_forward": Signature((POINTER(Half), c_int), None),
 }
 LIBRARY = Library(SOURCES, FUNCTIONS, "the C++ step", "use the torch backend")
 
 
 class NativeStep:
-    """Advances states by one token: alone, with the same arguments as `HybridKv`'s own step, or in a layer.
+    """Advances states by some tokens each: alone, for `HybridKv`, or in a layer.
 
     Raises:
         UserError: the dtype is not supported, or the library cannot be built here.
@@ -85,55 +130,63 @@ class NativeStep:
 
     def __call__(
         self,
-        recurrent: Tensor,
-        conv: Tensor,
+        states: tuple[Tensor, Tensor],
         qkv: Tensor,
         g: Tensor,
         beta: Tensor,
         weight: Tensor,
-        sources: Tensor,
-        slots: Tensor,
+        feeds: Sequence[Feed],
     ) -> Tensor:
-        """Return `[N, H_v, D_v]` in the dtype of `qkv`. States are read in `sources` and written to `slots`.
+        """Return `[T, H_v, D_v]` in the dtype of `qkv`, with the rows of all feeds, one after the other.
+
+        Args:
+            states: recurrent and conv, the layer's own. qkv: `[T, conv_dim]`. g, beta: `[T, H_v]`.
+            weight: of the convolution, `[conv_dim, K]`.
 
         Raises:
-            ValueError: a slot is not in the pool, or dtypes or shapes are not this model's; nothing was written.
+            ValueError: a slot or a row does not exist, or dtypes or shapes are not this model's; nothing was written.
         """
-        self.check(qkv, [len(slots), self.conv_dim], conv, slots)
-        self.check(qkv, [len(sources), self.conv_dim], conv, sources)
-        out = qkv.new_empty(len(slots), self.sizes["value_heads"], self.sizes["value_dim"])
-        g, beta, weight = g.float().contiguous(), beta.float().contiguous(), weight.contiguous()
-        sources, slots = sources.contiguous(), slots.contiguous()
-        sizes = StepSizes(sequences=len(slots), stride=qkv.stride(0), **self.sizes)
-        pointers = [x.data_ptr() for x in (qkv, g, beta, weight, conv, recurrent, sources, slots, out)]
-        self.functions["gdn_step"](sizes, *pointers, torch.get_num_threads())
+        recurrent, conv = states
+        self.check_rows(qkv, [len(qkv), self.conv_dim])
+        for feed in feeds:
+            feed.check(len(qkv), len(conv))
+        out = qkv.new_empty(len(qkv), self.sizes["value_heads"], self.sizes["value_dim"])
+        g, beta, weight = g.float().contiguous(), beta.float().contiguous(), by_tap(weight)
+        pointers = [x.data_ptr() for x in (qkv, g, beta, weight, conv, recurrent, out)]
+        for feed in feeds:
+            sizes = self.sizes_of(feed, qkv)
+            self.functions["gdn_step"](sizes, feed.addresses(), *pointers, torch.get_num_threads())
         return out
 
     def delta_net(
-        self, x: Tensor, half: Half, gates: Gates, states: tuple[Tensor, Tensor], weight: Tensor, slots: Tensor
+        self, x: Tensor, half: Half, gates: Gates, states: tuple[Tensor, Tensor], weight: Tensor, feed: Feed
     ) -> Tensor:
-        """Add a delta net's result to x `[N, hidden]`, in place: norm, projection, step, gate and output matrix.
+        """Add a delta net's result to x `[T, hidden]`, in place: norm, projection, rule, gate and output matrix.
 
         Args:
-            half, gates: the layer's weights. states: recurrent and conv, the layer's own.
-            weight: of the convolution, `[conv_dim, K]`. slots: `[N]` int64.
+            half, gates: the layer's weights. states: as above. weight: of the convolution, `by_tap`.
+            feed: has all rows of x.
 
         Raises:
-            ValueError: a slot is not in the pool, or the shapes are not this model's; nothing was written.
+            ValueError: a slot or a row does not exist, or the shapes are not this model's; nothing was written.
         """
         recurrent, conv = states
-        self.check(x, [len(slots), self.hidden], conv, slots)
-        projected = x.new_empty(len(x), half.first.outputs)  # qkv, z, b and a of each sequence, one after the other
+        self.check_rows(x, [len(x), self.hidden])
+        feed.check(len(x), len(conv))
+        projected = x.new_empty(len(x), half.first.outputs)  # qkv, z, b and a of each token, one after the other
         normed, result = alloc_padded(x, self.hidden), alloc_padded(x, self.value_dim)  # names keep the memory alive
         half.describe(x=x, normed=normed, inner=projected, result=result)
         size = x.element_size()
         gates.z = projected.data_ptr() + self.conv_dim * size
         gates.b = gates.z + self.value_dim * size
         gates.a = gates.b + self.sizes["value_heads"] * size
-        sizes = StepSizes(sequences=len(x), stride=projected.stride(0), **self.sizes)
-        pointers = [x.data_ptr() for x in (weight, conv, recurrent, slots)]
-        self.functions["delta_net"](half, sizes, *pointers, gates, torch.get_num_threads())
+        sizes, pointers = self.sizes_of(feed, projected), [part.data_ptr() for part in (weight, conv, recurrent)]
+        self.functions["delta_net"](half, sizes, feed.addresses(), *pointers, gates, torch.get_num_threads())
         return x
+
+    def sizes_of(self, feed: Feed, rows: Tensor) -> StepSizes:
+        """Return the sizes of a call with these rows of qkv."""
+        return StepSizes(sequences=len(feed.slots), stride=rows.stride(0), longest=feed.longest, **self.sizes)
 
     def feed_forward(self, x: Tensor, half: Half) -> Tensor:
         """Add the feed-forward block's result to x `[T, hidden]`, in place: norm, gate and up, SiLU, down.
@@ -147,13 +200,12 @@ class NativeStep:
         self.functions["feed_forward"](half, torch.get_num_threads())
         return x
 
-    def check(self, rows: Tensor, shape: list[int], conv: Tensor, slots: Tensor) -> None:
-        """Raise ValueError unless the rows have this shape and all slots are in the pool."""
-        self.check_rows(rows, shape)
-        if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < len(conv):
-            raise ValueError(f"state slots {slots.tolist()} are not all in 0 … {len(conv) - 1}")
-
     def check_rows(self, rows: Tensor, shape: list[int]) -> None:
         """Raise ValueError unless the rows have this shape and the model's dtype, and each is contiguous."""
         if list(rows.shape) != shape or rows.dtype != self.dtype or rows.stride(1) != 1:
             raise ValueError(f"the rows are {rows.dtype} {list(rows.shape)}; they must be {self.dtype} {shape}")
+
+
+def by_tap(weight: Tensor) -> Tensor:
+    """Return a convolution's weight `[C, K]` as C++ reads it: `[K, C]` float32."""
+    return weight.float().T.contiguous()

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from mini_engine.hybrid.delta_rule import advance_conv, causal_conv, chunk_scan, depthwise, l2norm, recurrent_step
 from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.hybrid.native import NativeStep
+from mini_engine.hybrid.native import Feed, NativeStep
 from mini_engine.kv.block_tensor import ForwardMeta
 from mini_engine.kv.store_around import StoreAround
 
@@ -55,7 +56,7 @@ class HybridKv(StoreAround):
 
     Args:
         kv: lesson 3's pool, or a store over it (lessons 15 and 16).
-        native_step: lesson 11's C++ step for sequences that feed one token; None for torch.
+        native_step: lesson 11's C++ for delta nets; None for torch.
     """
 
     def __init__(self, kv: Any, states: GdnPool, native_step: NativeStep | None = None) -> None:
@@ -81,6 +82,9 @@ class HybridKv(StoreAround):
         Returns:
             `[T, H_v, D_v]` in the dtype of `qkv`.
         """
+        if self.native_step:
+            states = self.states.get_layer_state(layer)
+            return self.native_step(states, qkv, g, beta, conv_weight, feeds_of(meta))
         step, run = (partial(advance, layer, conv_weight) for advance in (self._step, self._run))
         return each_sequence(meta, (qkv, g, beta), self.states.value_shape, step, run)
 
@@ -111,8 +115,6 @@ class HybridKv(StoreAround):
     ) -> Tensor:
         """Advance each of the states in `sources` by one token; the results go to `slots`."""
         recurrent, conv = self.states.get_layer_state(layer)
-        if self.native_step:
-            return self.native_step(recurrent, conv, qkv, g, beta, conv_weight, sources, slots)
         window, kept = advance_conv(conv[sources], qkv[:, None])
         conv.index_copy_(0, slots, kept)
         q, k, v = self._heads(causal_conv(window, conv_weight)[:, 0])
@@ -163,3 +165,15 @@ def each_sequence(
     for start, stop, slot in meta.runs:
         out[start:stop] = run(*(x[start:stop] for x in inputs), slot)
     return out
+
+
+def feeds_of(meta: HybridMeta) -> list[Feed]:
+    """Return what a step's sequences feed: all first tokens and runs, then one feed for each stage of drafts."""
+    singles = meta.single_slots.contiguous()
+    if meta.single_rows is None:
+        return [Feed(singles, singles)]
+    starts, stops, of_runs = torch.tensor(meta.runs, dtype=torch.int64).view(-1, 3).unbind(1)
+    slots, rows = torch.cat((singles, of_runs)), torch.cat((meta.single_rows, starts))
+    counts = torch.cat((torch.ones_like(singles), stops - starts))
+    stages = (Feed(sources, slots, rows, torch.ones_like(rows)) for rows, sources, slots in meta.stages)
+    return [Feed(slots, slots, rows, counts), *stages]

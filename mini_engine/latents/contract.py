@@ -38,13 +38,14 @@ class LatentKernel(Kernel):
 
     widen: turns rows of a cache into vectors `[…, dim]` of a dtype (lesson 17).
     row_of: returns the size of a cache row for a vector's width. cached: the caches' dtype; None: the queries'.
-    absorbed: a faster `reading.absorbed_attention` for this kernel; None if there is none.
+    absorbed, expanded: a faster `reading.absorbed_attention`, and `expanded_attention`; None if there is none.
     """
 
     widen: Widen = as_it_is
     row_of: Callable[[int], int] = int
     cached: torch.dtype | None = None
     absorbed: Callable[..., Tensor] | None = None
+    expanded: Callable[..., Tensor] | None = None
 
     def __call__(
         self, q: Tensor, q_rope: Tensor, c_cache: Tensor, r_cache: Tensor, batch: Batch, scale: float

@@ -4,12 +4,13 @@ from mini_engine.attention.contract import Wanted
 from mini_engine.latents import attention, cpu
 from mini_engine.latents.absorb import absorbed_attention
 from mini_engine.latents.contract import LatentKernel
+from mini_engine.latents.expand import expanded_attention
 
 
 def load_cpu(wanted: Wanted) -> LatentKernel:
     """Return the C++ kernel, built first if necessary; UserError if it cannot be built or the dtype is another."""
     cpu.LIBRARY.function("latent_attention", wanted.dtype)
-    return LatentKernel(wanted.title, cpu.latent_attention, absorbed=absorbed_attention)
+    return LatentKernel(wanted.title, cpu.latent_attention, absorbed=absorbed_attention, expanded=expanded_attention)
 
 
 LOADERS = {

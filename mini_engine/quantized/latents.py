@@ -19,6 +19,7 @@ from mini_engine.latents import attention
 from mini_engine.latents.absorb import absorbed_attention
 from mini_engine.latents.contract import LatentKernel
 from mini_engine.latents.cpu import ATTENTION, LATENT_HEADERS, call
+from mini_engine.latents.expand import expanded_attention
 from mini_engine.quantized.formats import FORMATS, RowFormat
 
 HERE = Path(__file__).parent
@@ -70,7 +71,7 @@ def load_cpu(wanted: Wanted) -> LatentKernel:
     """Return the C++ kernel, built first if necessary; UserError if it cannot be built or the dtype is another."""
     function_for(cast(str, wanted.rows), wanted.dtype)
     kernel = row_kernel(wanted, lambda rows: partial(latent_attention, rows.name))
-    return replace(kernel, absorbed=absorbed_attention)
+    return replace(kernel, absorbed=absorbed_attention, expanded=expanded_attention)
 
 
 LOADERS = {

@@ -132,10 +132,10 @@ def one_layer(config: LatentConfig) -> LatentConfig:
 
 def expand_all(store: LatentKv, layer: int, q: Tensor, kv_b: Tensor, batch: Batch) -> Tensor:
     """Return attention `[T, H, v]` over expanded latents, even where absorbing is cheaper."""
-    caches = store.kv.K[layer], store.kv.V[layer]
+    caches, attend = (store.kv.K[layer], store.kv.V[layer]), store.kernel.expanded or expanded_attention
     starts, kv_lens = batch.cu_seqlens_q.tolist(), batch.seq_lens_kv.tolist()
     parts = [
-        expanded_attention(
+        attend(
             q[starts[s] : starts[s + 1]], caches, batch.block_table[s], kv_len, kv_b, store.config, store.kernel.widen
         )
         for s, kv_len in enumerate(kv_lens)

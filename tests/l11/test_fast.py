@@ -10,9 +10,10 @@ import torch
 from mini_engine.base.errors import UserError
 from mini_engine.hybrid.fast import hybrid_decoder, native_step_for
 from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.hybrid.native import NativeStep
+from mini_engine.hybrid.native import Feed, NativeStep
+from mini_engine.hybrid.store import feeds_of
 from mini_engine.layers import speed_up
-from tests.shared.hybrids import SELECTED, both, store_of
+from tests.shared.hybrids import SELECTED, both, plan_of, store_of
 
 speed_up_hybrid = partial(speed_up, decoder=hybrid_decoder)
 FAMILY = "every fourth attends"
@@ -50,18 +51,28 @@ def inputs(config, count, dtype):
     return wide[:, : config.conv_dim], g, beta, torch.randn(config.conv_dim, config.linear_conv_kernel_dim, dtype=dtype)
 
 
+WIDER = {"linear_value_head_dim": 137}  # than the registers, and no multiple of them
+PLANS = {
+    "a token each": plan_of(1, 1, 1, slots=[[4], [1], [6]]),
+    "prompts of one part and of several": plan_of(9, 150, 1, slots=[[4], [1], [6]]),
+    "drafts beside a prompt": plan_of(3, 65, 2, slots=[[4, 2, 6], [1], [3, 5]]),
+}
+
+
 @pytest.mark.parametrize("family", SELECTED)
 @each_dtype
-@pytest.mark.parametrize("wider", [{}, {"linear_value_head_dim": 137}], ids=["", "wider than the registers"])
-def test_the_cpp_step_equals_torch_s(family, wider, dtype, close):
+@pytest.mark.parametrize("wider", [{}, WIDER], ids=["", "wider than the registers"])
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_scan_in_cpp_equals_torch_s(family, wider, plan, dtype, close):
     config = dataclasses.replace(both(family)[0].config, **wider)
     ours, fast = stores(config, dtype)
-    slots, others = torch.tensor([4, 1, 6]), [0, 2, 3, 5]
-    *rows, weight = inputs(config, 3, dtype)
+    *rows, weight = inputs(config, len(plan.positions), dtype)
     layer = config.num_gdn_layers - 1
+    touched = {s for feed in feeds_of(plan) for s in feed.slots.tolist()}
+    others = [s for s in range(ours.states.num_slots) if s not in touched]
     before = fast.states.recurrent_state[:, others].clone()
-    for _ in range(3):
-        want, got = (s._step(layer, weight, *rows, slots, slots) for s in (ours, fast))
+    for _ in range(2):
+        want, got = (s.scan(layer, *rows, weight, plan) for s in (ours, fast))
         assert torch.allclose(want.float(), got.float(), atol=close, rtol=close)
     assert torch.equal(ours.states.conv_state, fast.states.conv_state), "the last inputs are kept as they are"
     assert torch.allclose(ours.states.recurrent_state, fast.states.recurrent_state, atol=close, rtol=close)
@@ -69,17 +80,20 @@ def test_the_cpp_step_equals_torch_s(family, wider, dtype, close):
 
 
 @each_dtype
-def test_a_sequence_gets_the_same_bits_in_any_batch(dtype, close):
-    """With values that are wider than the registers, and not a multiple of them."""
-    config = dataclasses.replace(both(FAMILY)[0].config, linear_value_head_dim=137)
+@pytest.mark.parametrize("chunk", [1, 7, 64, 65, 150])
+def test_a_sequence_gets_the_same_bits_in_any_chunks_and_beside_others(dtype, close, chunk):
+    config = dataclasses.replace(both(FAMILY)[0].config, **WIDER)
     (_, alone), (_, batched) = (stores(config, dtype) for _ in range(2))
-    slots = torch.tensor([4, 1, 6, 2, 5])
-    *rows, weight = inputs(config, 5, dtype)
-    together = batched._step(0, weight, *rows, slots, slots)
-    for i in range(5):
-        out = alone._step(0, weight, *(x[i : i + 1] for x in (*rows, slots, slots)))
-        assert torch.equal(out[0], together[i]), "a neighbour in the batch changed a sequence's output"
-    assert torch.equal(alone.states.recurrent_state, batched.states.recurrent_state)
+    *rows, weight = inputs(config, 200, dtype)  # 150 tokens of ours, with neighbours around them
+    together = batched.scan(0, *rows, weight, plan_of(33, 150, 17, slots=[[2], [4], [1]]))[33:183]
+    mine = [x[33:183] for x in rows]
+    parts = [
+        alone.scan(0, *(x[at : at + chunk] for x in mine), weight, plan_of(len(mine[1][at : at + chunk]), slots=[[4]]))
+        for at in range(0, 150, chunk)
+    ]
+    assert torch.equal(torch.cat(parts), together), "where a chunk ends, or a neighbour, changed a sequence's output"
+    for name in ("recurrent_state", "conv_state"):
+        assert torch.equal(getattr(alone.states, name)[0, 4], getattr(batched.states, name)[0, 4]), name
 
 
 @pytest.mark.parametrize(
@@ -96,19 +110,20 @@ def test_a_packed_layer_refuses_what_does_not_fit_before_anything_is_written(pac
     model, step = packed
     net, states = model.model.layers[0].mixer, GdnPool.for_model(model.config, 6).get_layer_state(0)
     with pytest.raises(ValueError):
-        step.delta_net(x, net.struct, net.gates, states, net.conv_weight, torch.tensor(slots))
+        step.delta_net(x, net.struct, net.gates, states, net.taps, Feed(torch.tensor(slots), torch.tensor(slots)))
     with pytest.raises(ValueError):
         model.model.layers[0].feed_forward(torch.ones(2, 48, dtype=torch.bfloat16))
     assert not states[0].any(), "a refused call must write nothing"
 
 
-def test_a_foreign_slot_is_refused_before_anything_is_written():
+@pytest.mark.parametrize(("lengths", "slots"), [((1, 1), [[1], [7]]), ((9, 1), [[7], [1]]), ((3, 1), [[1], [2]])])
+def test_a_foreign_slot_or_row_is_refused_before_anything_is_written(lengths, slots):
     config = both(FAMILY)[0].config
     _, fast = stores(config, torch.float32)
-    before, slots = fast.states.recurrent_state.clone(), torch.tensor([1, 7])
+    before, plan = fast.states.recurrent_state.clone(), plan_of(*lengths, slots=slots)
     *rows, weight = inputs(config, 2, torch.float32)
     with pytest.raises(ValueError):
-        fast._step(0, weight, *rows, slots, slots)
+        fast.scan(0, *rows, weight, plan)
     assert torch.equal(fast.states.recurrent_state, before)
 
 

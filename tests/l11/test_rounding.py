@@ -11,10 +11,8 @@ import torch
 
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.model import GatedDeltaNet, GatedRMSNorm, ZeroCentredRMSNorm
-from mini_engine.hybrid.plan import with_states
-from mini_engine.hybrid.store import HybridKv, HybridMeta
-from mini_engine.kv.block_tensor import ForwardMeta
-from tests.shared.hybrids import both, checkpoint, first_logits, store_of
+from mini_engine.hybrid.store import HybridKv
+from tests.shared.hybrids import both, checkpoint, first_logits, plan_of, store_of
 from tests.support import some_ids
 
 FAMILY = "every fourth attends"
@@ -30,12 +28,6 @@ def store(config: HybridConfig, dtype: torch.dtype) -> HybridKv:
     return found
 
 
-def plan(*lengths: int) -> HybridMeta:
-    """Return a plan in which sequences of these lengths are in slots 1, 2, ….; attention is not asked."""
-    empty = torch.zeros(sum(lengths), dtype=torch.int64)
-    return with_states(ForwardMeta(*[empty] * 5, block_size=8), [[1 + i] for i in range(len(lengths))], lengths)
-
-
 @pytest.mark.parametrize("lengths", [(1, 1, 1), (9,), (70, 1, 2)], ids=["decodes", "a prompt", "both"])
 def test_a_scan_in_bfloat16_is_float32_s_rounded_once(lengths):
     config = HybridConfig.from_dir(checkpoint(FAMILY))
@@ -44,8 +36,8 @@ def test_a_scan_in_bfloat16_is_float32_s_rounded_once(lengths):
     qkv = torch.randn(sum(lengths), config.conv_dim).to(NARROW)
     g, beta = -torch.rand(len(qkv), config.linear_num_value_heads), torch.rand(len(qkv), config.linear_num_value_heads)
     weight = torch.randn(config.conv_dim, config.linear_conv_kernel_dim).to(NARROW)
-    got = narrow.scan(0, qkv, g, beta, weight, plan(*lengths))
-    want = wide.scan(0, qkv.float(), g, beta, weight.float(), plan(*lengths))
+    got = narrow.scan(0, qkv, g, beta, weight, plan_of(*lengths))
+    want = wide.scan(0, qkv.float(), g, beta, weight.float(), plan_of(*lengths))
     assert torch.equal(got, want.to(NARROW)), "the convolution is rounded before the delta rule reads it"
     assert torch.equal(narrow.states.recurrent_state, wide.states.recurrent_state), "the state was fed rounded numbers"
 

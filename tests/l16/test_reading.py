@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from mini_engine.base.errors import UserError
+from mini_engine.latents import expand as expand_fast
 from mini_engine.latents import reading
 from mini_engine.latents.latent_config import LatentConfig
 from mini_engine.latents.reading import (
@@ -237,6 +239,25 @@ def test_expanded_attention_by_pieces(piece, q_len, kv_len, monkeypatch):
     want = attention(q, *pool.histories[0], kv_b, CONFIG.attention_scale)
     behind = f"{q_len} queries over {kv_len} latents, expanded {piece} at a time"
     close(out, want, f"{behind}: every piece has its own keys, at their own positions")
+
+
+@pytest.mark.parametrize("most", [1, 2**26], ids=["a head at a time", "all heads"])
+@pytest.mark.parametrize("sizes", [{}, dict(v_head_dim=17), dict(v_head_dim=NOPE + ROPE)], ids=str)
+@pytest.mark.parametrize("dtype, within", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("q_len, kv_len", [(1, 1), (11, 11), (6, 22), (40, 600)])
+def test_expanding_with_the_cpp_kernel_is_the_same(q_len, kv_len, dtype, within, sizes, most, monkeypatch):
+    monkeypatch.setattr(expand_fast, "MOST_BYTES", most)
+    config, pool = config_of(**sizes), pool_of([(q_len, kv_len)])
+    q, kv_b = randoms((q_len, HEADS, NOPE + ROPE), (HEADS, NOPE + config.v_head_dim, RANK), seed=4, dtype=dtype)
+    q /= 4  # a key's rounding moves its score as much as the query is long
+    caches = pool.c_cache.to(dtype), pool.r_cache.to(dtype)
+    try:
+        out = expand_fast.expanded_attention(q, caches, pool.table[0], kv_len, kv_b, config)
+    except UserError as why:
+        pytest.skip(str(why))
+    want = attention(q, *(x.to(dtype) for x in pool.histories[0]), kv_b, config.attention_scale)
+    assert out.dtype == dtype
+    close(out, want, f"{q_len} queries over {kv_len} latents, expanded for some heads at a time", within=within)
 
 
 def test_where_both_ways_take_as_much_nothing_is_expanded():

@@ -2,6 +2,7 @@
 
 import functools
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,8 @@ from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.plan import with_states
-from mini_engine.hybrid.store import HybridKv
-from mini_engine.kv.block_tensor import KvPool
+from mini_engine.hybrid.store import HybridKv, HybridMeta
+from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.model.causal_lm import CausalLM
 from tests.support import BASE as DENSE
 from tests.support import hf_greedy, hugging_face, new_folder
@@ -102,6 +103,13 @@ def store_of(config: HybridConfig, slots: int, dtype: torch.dtype = torch.float3
     """Return an empty store of 16 tokens and so many states."""
     kv = KvPool(kv_shape(config), 2, 16, load_kernel("reference"), dtype)
     return HybridKv(kv, GdnPool.for_model(config, slots, dtype=dtype), native_step)
+
+
+def plan_of(*lengths: int, slots: Sequence[Sequence[int]] = ()) -> HybridMeta:
+    """Return a plan in which sequences of these lengths have these slots, or 1, 2, ….; attention is not asked."""
+    empty = torch.zeros(sum(lengths), dtype=torch.int64)
+    slots = slots or [[1 + i] for i in range(len(lengths))]
+    return with_states(ForwardMeta(*[empty] * 5, block_size=8), slots, lengths)
 
 
 @torch.inference_mode()
