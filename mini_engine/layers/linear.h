@@ -33,6 +33,7 @@ constexpr int TILES = LANES == 16 ? 2 : 1;        // tiles summed at once; limit
 constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 5 : 3;  // rows that share each load of a weight
 constexpr int MANY_ROWS = 8 * ROWS;               // per thread; from here on threads divide the rows, not the weights
 constexpr int MANY_PAIRS = 8;                     // of tiles; from here on interleaving rows pays
+constexpr int64_t NEAR = 2 << 10;                 // bytes from a single row's weight to the one to prefetch
 constexpr int64_t BLOCK_BYTES = 128 << 10;        // of rows: a small part of a second-level cache
 
 template <typename T>
@@ -159,11 +160,13 @@ struct RowBlock {
 
 // For a block's rows, in groups of up to ROWS, and each of its pairs, call write(first row, rows, pair, sums
 // [rows][2 * TILE]), which fills `width` columns of `to`. While all groups use one pair, the next is prefetched, a part of
-// it by each group, and so are the lines that the group's results go to: memory is never idle.
+// it by each group, and so are the lines that the group's results go to: memory is never idle. A single row reads on as
+// fast as memory delivers, and needs only what comes soon.
 template <typename T, typename F, typename G>
 static void each_group(Rows<const T> x, const RowBlock& block, const F& tiles_of, Rows<T> to, int64_t width,
                        const G& write) {
     const int64_t words = ::words<T>(x.width), groups = groups_of(block.rows.size());
+    const bool alone = block.rows.size() == 1;
     const auto dots = block.interleaved ? dot_rows<true, ROWS, T> : dot_rows<false, ROWS, T>;
     for (int64_t pair = block.pairs.begin; pair < block.pairs.end; pair++) {
         const int32_t *tiles[2], *next[2];
@@ -177,7 +180,10 @@ static void each_group(Rows<const T> x, const RowBlock& block, const F& tiles_of
             alignas(64) float sums[ROWS * 2 * TILE];
             const int64_t part = 4 * TILE * words * group / groups, step = (64 + groups - 1) / groups;
             for (int t = 0; t < 2; t += TILES) {
-                const Ahead ahead{{(const char*)next[t] + part, (const char*)next[t + TILES - 1] + part}, step};
+                const auto ahead_of = [&](int tile) {
+                    return alone ? (const char*)tiles[tile] + NEAR : (const char*)next[tile] + part;
+                };
+                const Ahead ahead{{ahead_of(t), ahead_of(t + TILES - 1)}, step};
                 dots(int(r.size()), rows, x.stride, int(x.width), tiles + t, ahead, sums + t * TILE);
             }
             write(r.begin, int(r.size()), pair, sums);

@@ -66,7 +66,7 @@ def draw(report: Report, path: Path) -> None:
         raise UserError("the parts 'reading' and 'crossing' can be drawn; add one of them, or leave out --plot")
     words = (
         "Time of expanded attention by that of absorbed attention, against the number of queries: far above 1 for one "
-        "query, below 1 from a hundred to two hundred queries on; measured beside counted"
+        "query, below 1 for hundreds of them; measured beside counted"
     )
     with canvas(path, 6.4, 3.6, words) as figure:
         axes = figure.add_axes((0.1, 0.17, 0.85, 0.72))
