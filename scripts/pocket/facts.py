@@ -1,8 +1,9 @@
 """Course machinery. The pocket model's knowledge, and the phrasings that are held out.
 
 `facts.toml` contains the knowledge. Each fact has several phrasings: statements that end in the object, and questions
-that a user asks. For some of the facts one phrasing is held out: it never enters the corpus, although other facts teach
-that phrasing. Completing a held-out line therefore takes both the fact and the phrasing, not one memorized line.
+that a user asks. For some of the facts one phrasing is held out: it was never in the training text, although other
+facts taught that phrasing. Completing a held-out line therefore takes both the fact and the phrasing, not one memorized
+line.
 """
 
 import random
@@ -42,15 +43,11 @@ class Fact:
     The first statement is the canonical one: it answers the questions and is never held out.
     """
 
-    topic: str  # the table it comes from; facts of one topic and one subject make a profile
+    topic: str  # the table it comes from
     relation: str
     subject: str
     statements: tuple[Line, ...]
     questions: tuple[Line, ...]
-
-    @property
-    def canonical(self) -> str:
-        return self.statements[0].prompt + self.statements[0].answer
 
 
 def with_article(noun: str) -> str:
@@ -129,7 +126,3 @@ def held_out_lines(facts: list[Fact]) -> dict[Fact, Line]:
         for fact in chooser.sample(group, round(HELD_OUT_SHARE * len(group))):
             held_out[fact] = chooser.choice(fact.statements[1:] + fact.questions)
     return held_out
-
-
-def taught(lines: tuple[Line, ...], held_out: Line | None) -> list[Line]:
-    return [line for line in lines if line != held_out]
