@@ -7,8 +7,7 @@ from dataclasses import replace
 from statistics import median
 from time import perf_counter
 
-from rich.console import Console
-from rich.progress import track
+from scripts.bench.turns import with_progress
 
 from lessons.l20_agents.agents import Load
 from lessons.l20_agents.compare import Row, percentile
@@ -37,7 +36,7 @@ def routing(args: Namespace) -> tuple[list[Row], str]:
     load = Load(agents=agents, sessions=1 if args.quick else 2)
     todo = [(case, name) for case in CASES for name in POLICIES]
     rows = []
-    for case, name in track(todo, "routers", console=Console(stderr=True), transient=True):
+    for case, name in with_progress(todo, "routers"):
         found = [routed(load, case, name, seed) for seed in range(args.seeds)]
         rows.append(
             {"case": case, "router": name} | {column: median(row[column] for row in found) for column in found[0]}

@@ -3,8 +3,7 @@
 from argparse import Namespace
 from collections.abc import Hashable
 
-from rich.console import Console
-from rich.progress import track
+from scripts.bench.turns import with_progress
 
 from lessons.l20_agents.agents import Load
 from lessons.l20_agents.compare import BELADY, POLICIES, Maker, Row, row_of
@@ -35,7 +34,7 @@ def knowledge(args: Namespace) -> tuple[list[Row], str]:
     """Return a row for each number of agents and each kind of knowledge."""
     rows: list[Row] = []
     counts = args.agents or (QUICK if args.quick else AGENTS)
-    for count in track(counts, "knowledge", console=Console(stderr=True), transient=True):
+    for count in with_progress(counts, "knowledge"):
         trace = Load(agents=count, sessions=2).generate(0)
         done = {name: Replay(trace, make, args.pool).run() for name, make in KNOWN.items()}
         best = done["the future"]

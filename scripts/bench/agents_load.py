@@ -6,8 +6,7 @@ from functools import cache
 from itertools import pairwise
 from statistics import median
 
-from rich.console import Console
-from rich.progress import track
+from scripts.bench.turns import with_progress
 
 from lessons.l20_agents.agents import Load
 from lessons.l20_agents.compare import BELADY, POLICIES, Row, row_of
@@ -35,7 +34,7 @@ def curve(counts: Sequence[int], num_blocks: int, num_seeds: int) -> list[Row]:
     """Return the rows of `sessions`."""
     todo = [(count, seed) for count in counts for seed in range(num_seeds)]
     found: dict[tuple[int, str], list[Row]] = {}
-    for count, seed in track(todo, "loads", console=Console(stderr=True), transient=True):
+    for count, seed in with_progress(todo, "loads"):
         trace = Load(agents=count, sessions=2).generate(seed)
         done = {name: Replay(trace, make, num_blocks).run() for name, make in POLICIES.items()}
         for name, outcome in done.items():

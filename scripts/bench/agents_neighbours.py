@@ -9,8 +9,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from rich.console import Console
-from rich.progress import track
+from scripts.bench.turns import with_progress
 
 from lessons.l20_agents.agents import Load
 from lessons.l20_agents.compare import POLICIES, Row, sessions
@@ -55,7 +54,7 @@ def neighbours(args: Namespace) -> tuple[list[Row], str]:
     ways = {"none": {}, "never closes": {"abuser": BAD}, "a session a question": {"abuser": QUESTIONS}}
     cases = [(way, space) for way in ways for space in ("the same", "its own") if way != "none" or space == "the same"]
     rows: list[Row] = []
-    for way, space in track(cases, "neighbours", console=Console(stderr=True), transient=True):
+    for way, space in with_progress(cases, "neighbours"):
         loads: dict[str, tuple[Load, object, bool]] = {"agents": (GOOD, None, True), "chats": (CHATS, None, False)}
         loads |= {name: (load, None if space == "the same" else "abuser", True) for name, load in ways[way].items()}
         trace = merged(loads, 0)

@@ -10,9 +10,7 @@ from pathlib import Path
 
 from scripts.bench.common import Report
 from scripts.bench.traffic import TRACE_BLOCK, Chats, Requests, read_trace
-
-from rich.console import Console
-from rich.progress import track
+from scripts.bench.turns import with_progress
 
 from mini_engine.kv.eviction import POLICIES
 from mini_engine.kv.radix import RadixTree
@@ -37,7 +35,7 @@ def run(args: Namespace) -> Report:
         requests = requests[:2_000]
     total = sum(map(len, requests))
     rows = []
-    for capacity in track([*CAPACITIES, None], "capacities", console=Console(stderr=True), transient=True):
+    for capacity in with_progress([*CAPACITIES, None], "capacities"):
         found = {name: 100 * caches(capacity)[name](requests) / total for name in (*POLICIES, TIER)}
         rows.append({"blocks": f"{capacity:,}" if capacity else "no limit"} | {f"{n} %": f for n, f in found.items()})
     note = (
