@@ -5,7 +5,7 @@ Every parity test and smoke script rests on this model: a near-tie would let rou
 
 from scripts.pocket.chats import ask, render
 from scripts.pocket.evaluation import continue_greedily, wrong_lines
-from scripts.pocket.facts import held_out_lines, load_facts
+from scripts.pocket.held_out import held_out_lines
 from scripts.pocket.prompts import COURSE_PROMPTS
 
 import pytest
@@ -78,7 +78,7 @@ def test_the_tokenizer_gives_back_any_text(tokenizer, text):
 
 
 def test_at_least_95_percent_of_the_held_out_lines_are_completed_correctly(model, tokenizer):
-    lines = list(held_out_lines(load_facts()).values())
+    lines = held_out_lines()
     wrong = wrong_lines(model, tokenizer, lines)
     assert len(wrong) <= 0.05 * len(lines), [line.prompt for line in wrong]
 
