@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from scripts.bench.agents_load import POOL
 from scripts.bench.turns import with_progress
 
 from lessons.l20_agents.agents import Load
@@ -60,14 +61,14 @@ def neighbours(args: Namespace) -> tuple[list[Row], str]:
         trace = merged(loads, 0)
         silent = [replace(call, session=None) if call.group == "abuser" else call for call in trace]
         runs = {
-            "LRU": Replay(trace, POLICIES["LRU"], args.pool // 2).run(),
-            "without its hints": Replay(silent, sessions, args.pool // 2).run(),
-            "sessions": Replay(trace, sessions, args.pool // 2).run(),
+            "LRU": Replay(trace, POLICIES["LRU"], POOL // 2).run(),
+            "without its hints": Replay(silent, sessions, POOL // 2).run(),
+            "sessions": Replay(trace, sessions, POOL // 2).run(),
         }
         rows.append({"the other client": way, "namespace": space} | compared(runs))
     said = (
         f"{GOOD.agents} agents that close their sessions and {CHATS.agents} chats without sessions share "
-        f"{args.pool // 2:,} blocks with a client that has {BAD.agents} agents, or asks {QUESTIONS.agents} × "
+        f"{POOL // 2:,} blocks with a client that has {BAD.agents} agents, or asks {QUESTIONS.agents} × "
         f"{QUESTIONS.sessions} questions; hits in percent"
     )
     return rows, said

@@ -16,6 +16,7 @@ from scripts.bench.server_process import streamed
 from mini_engine.base.errors import UserError
 
 MODEL = "bench"  # its name in both servers
+MOST_FIRST, MOST_TOKEN = 2.0, 0.15  # seconds in which a good answer's first text comes, and each later token
 
 
 @dataclass
@@ -95,17 +96,13 @@ async def open_loop(url: str, load: Load) -> list[Seen]:
     return await asyncio.gather(*running)
 
 
-def figures(url: str, load: Load, most_first: float, most_token: float) -> dict[str, float]:
-    """Run a load against a server and return its clients' figures.
-
-    Args:
-        most_first, most_token: an answer is good if its first text came and its later tokens followed in these seconds.
-    """
+def figures(url: str, load: Load) -> dict[str, float]:
+    """Run a load against a server and return its clients' figures."""
     begun = time.perf_counter()
     seen = asyncio.run((open_loop if load.rate else closed)(url, load))
     seconds = time.perf_counter() - begun
     firsts, gaps = sorted(one.first for one in seen), sorted(gap for one in seen for gap in one.gaps)
-    good = sum(one.first <= most_first and one.per_token <= most_token for one in seen)
+    good = sum(one.first <= MOST_FIRST and one.per_token <= MOST_TOKEN for one in seen)
     return {
         "tokens/s": sum(one.tokens for one in seen) / seconds,
         "first token, p50 ms": 1e3 * statistics.median(firsts),
