@@ -12,10 +12,10 @@ from typing import Any
 
 from scripts.bench.arrivals import generated, read_arrivals
 from scripts.bench.common import Report
-from scripts.bench.traffic import TRACE_BLOCK
 from scripts.bench.turns import percentile, with_progress
 
 from lessons.l13_machines.simulate import Arrival, Rates, Served, simulate
+from lessons.l20_agents.traces import TRACE_BLOCK
 from mini_engine.cli.parser import at_least, whole_number
 from mini_engine.distributed.routing.policy import Policy, PrefixScore, RoundRobin
 
