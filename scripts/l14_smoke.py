@@ -5,8 +5,7 @@ from functools import partial
 
 from scripts.l9_smoke import if_it_runs
 from scripts.pocket.chats import TURN_END, ask
-from scripts.pocket.prompts import COURSE_PROMPTS
-from scripts.pocket.rhymes import passages
+from scripts.pocket.prompts import COURSE_PROMPTS, RECITED
 from scripts.smoke.arguments import make_parser
 from scripts.smoke.paths import alone, batched, if_possible, preempted
 from scripts.smoke.run import Outcome
@@ -21,11 +20,11 @@ SMALL = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=12, chunked_prefi
 
 def asked_twice(question: str) -> str:
     """Return a conversation that repeats a question whose answer the pocket model knows by heart."""
-    return f"{ask(question)}{passages()[question]}{TURN_END}\n{ask(question)}"
+    return f"{ask(question)}{RECITED[question]}{TURN_END}\n{ask(question)}"
 
 
 PROMPTS = (  # their answers repeat something, but for the last one, a story
-    *map(asked_twice, ("What is a KV cache?", "What is paging?")),
+    *map(asked_twice, RECITED),
     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.\n1, 2, 3, 4, 5,",
     "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday. Monday, Tuesday,",
     "1 times 7 is 7. 2 times 7 is 14. 3 times 7 is 21. 4 times 7 is 28.",

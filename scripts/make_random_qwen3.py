@@ -1,26 +1,25 @@
 """Course machinery. Writes a Qwen3 checkpoint of a real shape with random weights, to measure speed without a download.
 
-Tensors are drawn and written piece by piece, so memory use stays small even for large models. The same seed gives the
-same weights. The answers are nonsense; their speed is the real model's.
+A tensor's name is its seed, so the weights are the same each time. The answers are nonsense; their speed is the real
+model's.
 """
 
 import json
+import math
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from scripts.smoke.arguments import pocket_dir
-from scripts.smoke.report import print_json
 
 from mini_engine.cli.parser import OneLineParser, guard
 
-PIECE = 1 << 22  # numbers drawn at a time
 STD = 0.02
 LONG_MEMORY = -4.6  # softplus of it is 0.01
-DTYPES = {"bfloat16": "BF16", "float32": "F32"}  # torch's name, safetensors' name
+DTYPES = ("bfloat16", "float32")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 QWEN3 = dict(vocab_size=151_936, num_key_value_heads=8, head_dim=128, max_position_embeddings=40_960)
 HYBRID = dict(linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4, full_attention_interval=4)
@@ -93,78 +92,36 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def num_elements(shape: Sequence[int]) -> int:
-    """Return the number of elements of a tensor with that shape."""
-    product = 1
-    for size in shape:
-        product *= size
-    return product
-
-
-def pieces(name: str, shape: Sequence[int], dtype: str) -> Iterator[bytes]:
-    """Yield a tensor's bytes, PIECE numbers at a time: ones for a norm, otherwise normal; its name is the seed.
+def drawn(name: str, shape: Sequence[int], dtype: str) -> Any:
+    """Return a tensor: ones for a norm, otherwise normal.
 
     A delta net's dt_bias gives time steps of 0.01: with ones, it would forget within a few tokens.
     """
     import torch
 
-    kind = getattr(torch, dtype)
+    if len(shape) == 1:
+        return torch.full(tuple(shape), LONG_MEMORY if name.endswith("dt_bias") else 1.0, dtype=getattr(torch, dtype))
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    left = num_elements(shape)
-    while left:
-        count = min(left, PIECE)
-        one = len(shape) == 1
-        constant = LONG_MEMORY if name.endswith("dt_bias") else 1.0
-        piece = torch.full((count,), constant) if one else torch.randn(count, generator=generator).mul_(STD)
-        yield piece.to(kind).view(torch.uint8).numpy().tobytes()
-        left -= count
+    return torch.randn(math.prod(shape), generator=generator).mul_(STD).view(*shape).to(getattr(torch, dtype))
 
 
-def write_file(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, show: Callable[[int], Any]):
-    """Write the safetensors file: the header's length, the header, then the tensors one after another."""
-    header: dict[str, dict[str, object]] = {"__metadata__": {"format": "pt"}}
-    start, width = 0, 2 if dtype == "bfloat16" else 4
-    for name, shape in shapes.items():
-        stop = start + num_elements(shape) * width
-        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, stop]}
-        start = stop
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, shape in shapes.items():
-            for piece in pieces(name, shape, dtype):
-                file.write(piece)
-                show(len(piece))
-
-
-def write_random(
-    directory: Path,
-    shape: str,
-    dtype: str = "bfloat16",
-    tokenizer: bool = False,
-    show: Callable[[int], Any] = lambda count: None,
-) -> int:
+def write_random(directory: Path, shape: str, dtype: str, tokenizer: bool) -> int:
     """Write a checkpoint into `directory`, which must exist. Return the bytes of its weights.
 
     Args:
         tokenizer: also write the pocket model's tokenizer.
-        show: called with the number of bytes of each piece written.
-
-    Raises:
-        UserError: there is not enough disk space; no weights were written.
     """
-    from mini_engine.base.errors import UserError
+    from rich.console import Console
+    from rich.progress import track
+    from safetensors.torch import save_file
 
     write_json(directory / "config.json", config_of(shape, dtype, tokenizer))
-    shapes, width = tensor_shapes(directory), 2 if dtype == "bfloat16" else 4
-    total = sum(map(num_elements, shapes.values())) * width
-    if total > (free := shutil.disk_usage(directory).free):
-        raise UserError(f"the weights take {total / 1e9:.1f} GB, but {directory.parent} has {free / 1e9:.1f} GB free")
-    write_file(directory / "model.safetensors", shapes, dtype, show)
+    shapes = track(tensor_shapes(directory).items(), "drawing weights", console=Console(stderr=True), transient=True)
+    tensors = {name: drawn(name, sizes, dtype) for name, sizes in shapes}
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     for name in TOKENIZER_FILES if tokenizer else ():
         shutil.copy(pocket_dir() / name, directory)
-    return total
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def write_json(path: Path, data: dict) -> None:
@@ -178,12 +135,15 @@ def arguments():
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: build/random-qwen3-SHAPE")
     parser.add_argument("--tokenizer", action="store_true", help="add the pocket model's tokenizer, for text prompts")
     parser.add_argument("--overwrite", action="store_true", help="replace the checkpoint in DIR")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 
 
 def run(args) -> int:
     """Write everything, or nothing."""
+    from scripts.pocket.checkpoint import all_or_nothing
+
+    from safetensors import SafetensorError
+
     from mini_engine.base.errors import UserError
 
     out = args.out or Path("build") / f"random-qwen3-{args.shape}"
@@ -192,37 +152,14 @@ def run(args) -> int:
     if out.is_dir() and any(out.iterdir()) and not args.overwrite:
         raise UserError(f"{out} is not empty; give another --out, or --overwrite to replace the checkpoint in it")
     try:
-        total = write_whole(out, args)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
-    facts = {"out": str(out), "shape": args.shape, "dtype": args.dtype, "bytes": total}
-    if args.json:
-        print_json(facts)
-    else:
-        print(f"{out}: a model of shape {args.shape}, {args.dtype}, {total / 1e9:.2f} GB of random weights")
+        with all_or_nothing(out) as directory:
+            total = write_random(directory, args.shape, args.dtype, args.tokenizer)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    for old in {*out.glob("*.safetensors"), *out.glob("*.safetensors.index.json")} - {out / "model.safetensors"}:
+        old.unlink()
+    print(f"{out}: a model of shape {args.shape}, {args.dtype}, {total / 1e9:.2f} GB of random weights")
     return 0
-
-
-def write_whole(out: Path, args) -> int:
-    """Write to a folder next to `out` first, with a bar on a terminal, then replace the old weights in `out`."""
-    from scripts.pocket.checkpoint import all_or_nothing
-
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    console, width = Console(stderr=True), 2 if args.dtype == "bfloat16" else 4
-    columns = ("writing", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=args.json or not console.is_terminal)
-    with bar, all_or_nothing(out) as directory:
-        write_json(directory / "config.json", config_of(args.shape, args.dtype, args.tokenizer))
-        count = sum(map(num_elements, tensor_shapes(directory).values()))
-        task = bar.add_task("writing", total=count * width)
-        total = write_random(directory, args.shape, args.dtype, args.tokenizer, lambda done: bar.advance(task, done))
-        names = {path.name for path in directory.iterdir()}
-    for old in [*out.glob("*.safetensors"), *out.glob("*.safetensors.index.json")]:
-        if old.name not in names:
-            old.unlink()
-    return total
 
 
 def main(argv: Sequence[str] | None = None) -> int:

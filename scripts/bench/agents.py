@@ -29,10 +29,8 @@ from scripts.bench.agents_load import collapse, sessions
 from scripts.bench.agents_mooncake import mooncake
 from scripts.bench.agents_neighbours import neighbours
 from scripts.bench.common import Report, save_text
-from scripts.bench.options import numbers
 
 from lessons.l20_agents.compare import Row
-from mini_engine.cli.parser import whole_number
 
 KEPT = ROOT / "lessons" / "l20_agents" / "agents.json"
 Part = Callable[[Namespace], tuple[list[Row], str]]  # returns its rows, and a sentence about what was measured
@@ -54,9 +52,6 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--parts", type=parts, default=list(PARTS), metavar="PART,…", help=f"some of {','.join(PARTS)} (default: all)"
     )
-    parser.add_argument("--agents", type=numbers(), metavar="8,16,…", help="how many work at the same time")
-    parser.add_argument("--pool", type=whole_number(1024), metavar="N", default=8192, help="blocks (default: 8192)")
-    parser.add_argument("--seeds", type=whole_number(1), metavar="N", help="traces for each case (default: 3; quick 1)")
     parser.add_argument("--trace", type=Path, nargs="+", metavar="FILE", help="traces as Mooncake's JSON lines")
     parser.add_argument("--keep", action="store_true", help=f"write the figures to {KEPT.relative_to(ROOT)}")
 
@@ -71,7 +66,7 @@ def parts(text: str) -> list[str]:
 
 def run(args: Namespace) -> Report:
     """Run the chosen parts, one after another."""
-    args.seeds = args.seeds or (1 if args.quick else 3)
+    args.seeds = 1 if args.quick else 3
     args.found = {name: PARTS[name](args) for name in args.parts}
     rows = [{"part": name} | row for name, (rows, _) in args.found.items() for row in rows]
     return Report("agents", rows, [f"{name}: {said}" for name, (_, said) in args.found.items()])

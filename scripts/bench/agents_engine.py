@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
+from scripts.bench.turns import with_progress
 
 from mini_engine.assembly.build import build_engine
 from mini_engine.assembly.choices import with_layers
@@ -94,7 +93,7 @@ def engine(args: Namespace) -> tuple[list[dict], str]:
     rounds = args.rounds or (1 if args.quick else 3)
     rows = [
         row
-        for count in track(counts, "engine", console=Console(stderr=True), transient=True)
+        for count in with_progress(counts, "engine")
         for row in measure(load(POCKET_DIR, "float32", "cpu"), count, rounds)
     ]
     said = (

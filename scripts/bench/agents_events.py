@@ -7,8 +7,7 @@ from dataclasses import replace
 from statistics import median
 from time import perf_counter
 
-from rich.console import Console
-from rich.progress import track
+from scripts.bench.turns import with_progress
 
 from lessons.l20_agents.agents import Load
 from lessons.l20_agents.compare import Row, percentile
@@ -33,16 +32,15 @@ ROUNDS = 20
 
 def routing(args: Namespace) -> tuple[list[Row], str]:
     """Return a row for each case and policy: medians over the seeds."""
-    agents = args.agents[0] if args.agents else AGENTS
-    load = Load(agents=agents, sessions=1 if args.quick else 2)
+    load = Load(agents=AGENTS, sessions=1 if args.quick else 2)
     todo = [(case, name) for case in CASES for name in POLICIES]
     rows = []
-    for case, name in track(todo, "routers", console=Console(stderr=True), transient=True):
+    for case, name in with_progress(todo, "routers"):
         found = [routed(load, case, name, seed) for seed in range(args.seeds)]
         rows.append(
             {"case": case, "router": name} | {column: median(row[column] for row in found) for column in found[0]}
         )
-    said = f"{SETTING.num_replicas} replicas of {BLOCKS:,} blocks, {agents} agents and a crowd, beta {SETTING.beta:g}"
+    said = f"{SETTING.num_replicas} replicas of {BLOCKS:,} blocks, {AGENTS} agents and a crowd, beta {SETTING.beta:g}"
     return rows, f"{said}; {args.seeds} generated traces; simulated; hits are those of the agents' turns"
 
 

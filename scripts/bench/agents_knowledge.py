@@ -3,8 +3,8 @@
 from argparse import Namespace
 from collections.abc import Hashable
 
-from rich.console import Console
-from rich.progress import track
+from scripts.bench.agents_load import POOL
+from scripts.bench.turns import with_progress
 
 from lessons.l20_agents.agents import Load
 from lessons.l20_agents.compare import BELADY, POLICIES, Maker, Row, row_of
@@ -34,10 +34,10 @@ KNOWN: dict[str, Maker] = {
 def knowledge(args: Namespace) -> tuple[list[Row], str]:
     """Return a row for each number of agents and each kind of knowledge."""
     rows: list[Row] = []
-    counts = args.agents or (QUICK if args.quick else AGENTS)
-    for count in track(counts, "knowledge", console=Console(stderr=True), transient=True):
+    counts = QUICK if args.quick else AGENTS
+    for count in with_progress(counts, "knowledge"):
         trace = Load(agents=count, sessions=2).generate(0)
-        done = {name: Replay(trace, make, args.pool).run() for name, make in KNOWN.items()}
+        done = {name: Replay(trace, make, POOL).run() for name, make in KNOWN.items()}
         best = done["the future"]
         rows += [{"agents": f"{count}", "known": name} | row_of(one, best) for name, one in done.items()]
-    return rows, f"as in `sessions`, one seed, a pool of {args.pool:,} blocks; with the queue alone, no session is held"
+    return rows, f"as in `sessions`, one seed, a pool of {POOL:,} blocks; with the queue alone, no session is held"

@@ -3,9 +3,7 @@
 from argparse import Namespace
 
 from scripts.bench.common import left_out
-
-from rich.console import Console
-from rich.progress import track
+from scripts.bench.turns import with_progress
 
 from lessons.l20_agents.compare import BELADY, POLICIES, Row, row_of
 from lessons.l20_agents.replay import Replay
@@ -21,7 +19,7 @@ def mooncake(args: Namespace) -> tuple[list[Row], str]:
         return [], "left out: it needs --trace FILE"
     todo = [(path, size) for path in args.trace for size in POOLS]
     rows: list[Row] = []
-    for path, size in track(todo, "traces", console=Console(stderr=True), transient=True):
+    for path, size in with_progress(todo, "traces"):
         calls = read_mooncake(path)[: QUICK if args.quick else None]
         done = {name: Replay(calls, make, size).run() for name, make in POLICIES.items()}
         case = {"trace": path.stem, "pool": f"{size:,}"}

@@ -9,8 +9,8 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from rich.console import Console
-from rich.progress import track
+from scripts.bench.agents_load import POOL
+from scripts.bench.turns import with_progress
 
 from lessons.l20_agents.agents import Load
 from lessons.l20_agents.compare import POLICIES, Row, sessions
@@ -55,20 +55,20 @@ def neighbours(args: Namespace) -> tuple[list[Row], str]:
     ways = {"none": {}, "never closes": {"abuser": BAD}, "a session a question": {"abuser": QUESTIONS}}
     cases = [(way, space) for way in ways for space in ("the same", "its own") if way != "none" or space == "the same"]
     rows: list[Row] = []
-    for way, space in track(cases, "neighbours", console=Console(stderr=True), transient=True):
+    for way, space in with_progress(cases, "neighbours"):
         loads: dict[str, tuple[Load, object, bool]] = {"agents": (GOOD, None, True), "chats": (CHATS, None, False)}
         loads |= {name: (load, None if space == "the same" else "abuser", True) for name, load in ways[way].items()}
         trace = merged(loads, 0)
         silent = [replace(call, session=None) if call.group == "abuser" else call for call in trace]
         runs = {
-            "LRU": Replay(trace, POLICIES["LRU"], args.pool // 2).run(),
-            "without its hints": Replay(silent, sessions, args.pool // 2).run(),
-            "sessions": Replay(trace, sessions, args.pool // 2).run(),
+            "LRU": Replay(trace, POLICIES["LRU"], POOL // 2).run(),
+            "without its hints": Replay(silent, sessions, POOL // 2).run(),
+            "sessions": Replay(trace, sessions, POOL // 2).run(),
         }
         rows.append({"the other client": way, "namespace": space} | compared(runs))
     said = (
         f"{GOOD.agents} agents that close their sessions and {CHATS.agents} chats without sessions share "
-        f"{args.pool // 2:,} blocks with a client that has {BAD.agents} agents, or asks {QUESTIONS.agents} × "
+        f"{POOL // 2:,} blocks with a client that has {BAD.agents} agents, or asks {QUESTIONS.agents} × "
         f"{QUESTIONS.sessions} questions; hits in percent"
     )
     return rows, said

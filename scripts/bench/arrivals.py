@@ -3,10 +3,10 @@
 import random
 from pathlib import Path
 
-from scripts.bench.traffic import Chats, read_lines
+from scripts.bench.traffic import Chats
 
 from lessons.l13_machines.simulate import Arrival
-from mini_engine.base.errors import UserError
+from lessons.l20_agents.traces import read_lines
 
 # Mooncake's conversation trace: a burst every 3 s, of 10.2 requests on average; answers of 343 tokens on average
 BURST_SECONDS, BURST_SIZE = 3.0, 10.2
@@ -28,11 +28,5 @@ def read_arrivals(path: Path) -> list[Arrival]:
     Raises:
         UserError: the file cannot be read, or is not such a trace.
     """
-    try:
-        found = [
-            Arrival(float(line.get("timestamp", 0)) / 1000, line["hash_ids"], int(line.get("output_length", 0)))
-            for line in read_lines(path)
-        ]
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path} is not a trace: timestamp and output_length must be numbers ({error})") from error
+    found = [Arrival(line["timestamp"] / 1000, line["hash_ids"], line["output_length"]) for line in read_lines(path)]
     return sorted(found, key=lambda one: one.seconds)

@@ -13,6 +13,7 @@ from scripts.bench.turns import Clock, seconds_of
 import torch
 from torch import nn
 
+from mini_engine.assembly.build import build_engine
 from mini_engine.base.errors import UserError
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
@@ -21,8 +22,10 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.manager import KvCacheManager
+from mini_engine.model.kinds import Window
 
 STD = 0.02
+BLOCK_SIZE, CHUNK = 16, 512
 
 
 def add_requests(scheduler: Scheduler, jobs: list[tuple[int, int]], first: int = 0) -> list[Request]:
@@ -83,6 +86,21 @@ def random_kv(engine: Engine) -> Any:
     for tensor in (*kv.K, *kv.V):
         tensor.normal_()
     return pool
+
+
+def engine_behind(model: Any, batch: int, history: int, answer: int, **options: Any) -> Engine:
+    """Return an engine whose `batch` requests decode after `history` tokens each, and have room for `answer` more."""
+    limits = SchedulerConfig(
+        max_num_seqs=batch, max_num_batched_tokens=max(CHUNK, batch), chunked_prefill_size=CHUNK, watermark=0.0
+    )
+    answer += batch * (1 + -(-history // CHUNK))  # the first requests already decode while the others are added
+    num_groups = 4 if any(isinstance(kind, Window) for kind in model.config.layers) else 1
+    num_blocks = batch * num_groups * -(-(history + answer) // BLOCK_SIZE) + 64
+    sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "scheduler_config": limits}
+    engine = build_engine(model, **sizes, enable_prefix_caching=False, **options)
+    random_kv(engine)
+    prefill(engine.scheduler, batch, history, answer)
+    return engine
 
 
 def decoding(engine: Engine, steps: int, clock: Clock) -> Callable[[], float]:

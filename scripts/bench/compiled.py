@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scripts.bench.common import Report
-from scripts.bench.compiled_layers import LayerLoad, layer_rows, on_paper
-from scripts.bench.gpu_target import POINTERS, SHARED_BYTES, Compiled, compile_for, h100_seconds
+from scripts.bench.gpu_target import H100_MATRIX, H100_READ, POINTERS, SHARED_BYTES, Compiled, compile_for
 from scripts.bench.options import numbers
 
 import torch
@@ -80,7 +79,7 @@ class Load:
     @property
     def h100_seconds(self) -> float:
         """The lower bound on an H100, in seconds: the time to read or to compute, whichever is longer."""
-        return h100_seconds(self.bytes_moved, self.operations, self.dtype)
+        return max(self.bytes_moved / H100_READ, self.operations / H100_MATRIX[self.dtype])
 
     def config(self, capability: int) -> LaunchConfig:
         """Return the engine's launch for this load, with the overrides in `launch`."""
@@ -155,13 +154,4 @@ def run(args) -> Report:
             row |= {"MB": load.bytes_moved / 1e6, "Gflop": load.operations / 1e9}
             rows.append(row | {"H100 us": load.h100_seconds * 1e6})
     note = "tile: rows of queries x keys; spilled: bytes of a thread; KiB: shared memory; H100 us: at best, on paper"
-    notes = ["one layer of Qwen3-0.6B's shape: 16 heads, 8 of keys and values", note]
-    notes.append("second table: a layer of lesson 10's fused layers, 32 decodes in bfloat16")
-    return Report("compiled", rows, notes, more=a_layer(args.targets))
-
-
-def a_layer(targets: list[int]) -> list[dict[str, Any]]:
-    """Return the table of lesson 10's layer, launch by launch."""
-    attend = Load(32, 1, 2048, "bfloat16")
-    rows = layer_rows(LayerLoad(32, "bfloat16"), [capability for capability in targets if capability >= 80])
-    return [*rows, on_paper("attention over 2,048", attend.bytes_moved, attend.h100_seconds)]
+    return Report("compiled", rows, ["one layer of Qwen3-0.6B's shape: 16 heads, 8 of keys and values", note])

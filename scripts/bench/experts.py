@@ -9,24 +9,22 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from scripts.bench.behind import decoding, prefill, random_kv, with_random_weights
+from scripts.bench.behind import decoding, engine_behind, with_random_weights
 from scripts.bench.common import Report
 from scripts.bench.options import add_batches, add_dtype, add_threads
 from scripts.bench.turns import Timing, clock_of, gather_turns
 
 import torch
 
-from mini_engine.assembly.build import build_engine
 from mini_engine.checkpoint.config import DTYPES, Qwen3Config
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
-from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.experts.router import SoftmaxRouter
 from mini_engine.families import family_named
 from mini_engine.families.qwen3_moe import Qwen3MoeConfig
 from mini_engine.model.kinds import FULL
 
-HISTORY, NEW, BLOCK_SIZE = 32, 4, 16
+HISTORY, NEW = 32, 4
 EXPERTS, CHOSEN, WIDTH = 32, 4, 384
 LAYERS, HIDDEN = 8, 512
 ACTIVE, SPARSE, WHOLE = "dense, as active", "experts", "dense, as a whole"
@@ -99,18 +97,8 @@ def row_of(batch: int, rounds: int, args: Namespace) -> dict[str, Any]:
 def engine_of(config: Qwen3Config, batch: int, rounds: int, args: Namespace) -> Engine:
     """Return an engine with `batch` requests that decode after texts that were never computed."""
     torch.manual_seed(0)
-    answer = NEW * (rounds + 3)
-    limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=max(512, batch), watermark=0.0)
-    engine = build_engine(
-        with_random_weights(family_named(config.model_type).build(config), DTYPES[args.dtype]),
-        num_blocks=batch * -(-(HISTORY + answer) // BLOCK_SIZE) + 8,
-        block_size=BLOCK_SIZE,
-        scheduler_config=limits,
-        enable_prefix_caching=False,
-    )
-    random_kv(engine)
-    prefill(engine.scheduler, batch, HISTORY, answer)
-    return engine
+    model = with_random_weights(family_named(config.model_type).build(config), DTYPES[args.dtype])
+    return engine_behind(model, batch, HISTORY, NEW * (rounds + 3))
 
 
 def experts_met(engine: Engine) -> float:

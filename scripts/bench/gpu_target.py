@@ -20,11 +20,6 @@ H100_MATRIX = {"float16": 989e12, "bfloat16": 989e12, "float32": 67e12}  # opera
 POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
 
 
-def h100_seconds(num_bytes: int, operations: int, dtype: str) -> float:
-    """Return the lower bound on an H100: the time to read or to compute, whichever is longer."""
-    return max(num_bytes / H100_READ, operations / H100_MATRIX[dtype])
-
-
 @dataclass(frozen=True)
 class Compiled:
     """The needs of a compiled kernel: registers per thread, spilled bytes, bytes of shared memory."""

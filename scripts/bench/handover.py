@@ -18,11 +18,9 @@ from typing import Any
 
 from scripts.bench.common import Report
 from scripts.bench.options import add_checkpoint, checkpoint_of
-from scripts.bench.turns import percentile
+from scripts.bench.turns import percentile, with_progress
 
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from mini_engine.assembly.build import build_engine, prefill_workers
 from mini_engine.assembly.engine_config import EngineConfig
@@ -73,7 +71,7 @@ def run(args: Namespace) -> Report:
         seconds = {name: alone(engine, args) for name, engine in ways.items()}
         pause = 3 * seconds["no chunks"]
         turns: dict[str, list[Turn]] = {name: [] for name in ways}
-        for number in track(range(rounds), "rounds", console=Console(stderr=True), transient=True):
+        for number in with_progress(range(rounds), "rounds"):
             for name, engine in ways.items():
                 turns[name].append(taken(engine, threads_of(name), args, pause, number))
         transfers = transferred(ways[HANDED], args)

@@ -6,6 +6,7 @@ and V that a step must read, divided by the time that a step takes longer than o
 """
 
 import copy
+import json
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
@@ -13,22 +14,21 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from scripts.bench.behind import decoding
+from scripts.bench.behind import decoding, engine_behind
 from scripts.bench.common import Report
-from scripts.bench.options import add_batches, add_dtype, checkpoint_of
+from scripts.bench.options import add_batches, add_dtype, checkpoint_of, link_or_copy
 from scripts.bench.runs import hf_step, load_hf
 from scripts.bench.turns import READ_BYTES, gather_turns, memory_reader, seconds_of
-from scripts.bench.windows_counts import Shape
-from scripts.bench.windows_speed import NEW, engine_behind, with_windows
 
 import torch
 
+from mini_engine.assembly import build
 from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
-from mini_engine.model.kinds import State, Window
+from mini_engine.model.kinds import FULL, SLIDING, State, Window
 
-CHUNK, WINDOW = 2048, 1024
+CHUNK, WINDOW, NEW = 2048, 1024, 4
 OURS, SHORT, HF, READ = "ours", "ours, no history", "transformers", "read"
 KINDS = ("full", "windows", "latents")
 
@@ -63,7 +63,20 @@ def place_of(kind: str, dtype: str) -> Path:
     if kind == "latents":
         return shipped_checkpoint("pocket-latent")
     plain = checkpoint_of(Namespace(model=None, shape="0.6B", dtype=dtype))
-    return plain if kind == "full" else with_windows(plain, Shape("0.6B", 28, 7, 8, 128, WINDOW))
+    return plain if kind == "full" else with_windows(plain)
+
+
+def with_windows(plain: Path) -> Path:
+    """Return a directory with the same weights under a config with windows in three layers of four."""
+    out = plain.with_name(f"{plain.name}-windows-{WINDOW}")
+    out.mkdir(exist_ok=True)
+    raw = json.loads((plain / "config.json").read_text(encoding="utf-8"))
+    types = [FULL if layer % 4 == 3 else SLIDING for layer in range(raw["num_hidden_layers"])]
+    raw |= {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": types}
+    (out / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    for source in plain.iterdir():
+        link_or_copy(source, out)
+    return out
 
 
 def rows_of(kind: str, place: Path, history: int, args: Namespace) -> list[dict[str, Any]]:
@@ -74,7 +87,8 @@ def rows_of(kind: str, place: Path, history: int, args: Namespace) -> list[dict[
         filled = filled_cache(load_hf(place, args.dtype), history)
     for batch in args.batches[:1] if args.quick else args.batches:
         engine, short = (
-            engine_behind(place, Namespace(dtype=args.dtype, history=tokens), batch, rounds) for tokens in (history, 1)
+            engine_behind(build.load(place, args.dtype, "cpu"), batch, tokens, NEW * (rounds + 3))
+            for tokens in (history, 1)
         )
         contenders: dict[str, Callable[[], float]] = {OURS: decoding(engine, NEW, perf_counter)}
         contenders[SHORT] = decoding(short, NEW, perf_counter)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scripts.pocket.chats import TURN_END, ask
-from scripts.pocket.facts import held_out_lines, load_facts
+from scripts.pocket.held_out import held_out_lines
 
 import torch
 from torch import Tensor
@@ -138,7 +138,7 @@ def quality(full: Tensor, other: Tensor, texts: Sequence[list[int]]) -> Quality:
 def held_out(most: int | None = None) -> tuple[CausalLM, list[list[int]]]:
     """Return the pocket model, and the first `most` phrasings of facts that its training text left out."""
     tokenizer = Tokenizer.load(POCKET_DIR)
-    lines = list(held_out_lines(load_facts()).values())[:most]
+    lines = held_out_lines()[:most]
     texts = [
         ask(line.prompt) + line.answer + TURN_END if line.is_question else line.prompt + line.answer for line in lines
     ]

@@ -24,6 +24,7 @@ from mini_engine.base.errors import UserError
 from mini_engine.cli.parser import whole_number
 
 PARTS = ("bytes", "requests", "reading", "crossing", "step")
+LENGTH = 32_768  # tokens, of `bytes`
 
 
 def add_arguments(parser) -> None:
@@ -31,7 +32,6 @@ def add_arguments(parser) -> None:
     add_choice(parser, "parts", PARTS)
     add_dtype(parser, "float32")
     add_threads(parser, 1)
-    parser.add_argument("--length", type=whole_number(1), default=32_768, metavar="N", help="of bytes (default: 32768)")
     parser.add_argument("--guess", type=whole_number(1), metavar="Q", help="queries at which you expect the crossing")
     parser.add_argument("--kernel", default="auto", help="that reads latents: auto, torch, cpu, … (default: auto)")
 
@@ -39,7 +39,7 @@ def add_arguments(parser) -> None:
 def run(args: Namespace) -> Report:
     """Measure the parts asked for, a table each."""
     measure: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "bytes": lambda: model_rows(args.length),
+        "bytes": lambda: model_rows(LENGTH),
         "requests": lambda: request_rows(args.quick),
         "reading": lambda: reading_rows(args),
         "crossing": lambda: growing_rows(args),

@@ -9,19 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scripts.bench.behind import decoding, prefill, random_kv, with_random_weights
+from scripts.bench.behind import BLOCK_SIZE, decoding, engine_behind, with_random_weights
 from scripts.bench.turns import clock_of, gather_turns, take_turns
 
 import torch
 from torch import Tensor
 
-from mini_engine.assembly.build import build_engine
 from mini_engine.attention.contract import Batch
 from mini_engine.attention.registry import load_kernel
 from mini_engine.checkpoint.config import DTYPES
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
-from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.families.deepseek_config import DeepseekConfig
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.latents.latent_config import LatentConfig
@@ -29,7 +27,7 @@ from mini_engine.latents.model import latent_model
 from mini_engine.latents.reading import expanded_attention, multiplications
 from mini_engine.latents.store import LatentKv
 
-BLOCK_SIZE, NEW = 16, 4
+NEW = 4
 EXPANDED, ABSORBED = "expanded", "absorbed"
 
 
@@ -103,13 +101,7 @@ class OneLayer:
             tensor.normal_()
         table = 1 + torch.randperm(batch * num_blocks, dtype=torch.int32).view(batch, num_blocks)
         starts = torch.arange(0, (batch + 1) * q_len, q_len, dtype=torch.int32)
-        self.store, self.config, self.batch, self.q_len, self.kv_len = (
-            LatentKv(config, kv),
-            config,
-            batch,
-            q_len,
-            kv_len,
-        )
+        self.store = LatentKv(config, kv)
         self.tables = Batch(starts, torch.full((batch,), kv_len, dtype=torch.int32), table)
         heads, rank = config.num_attention_heads, config.kv_lora_rank
         self.q = torch.randn(batch * q_len, heads, config.qk_head_dim).to(dtype)
@@ -189,7 +181,7 @@ def step_rows(args: Namespace) -> list[dict[str, Any]]:
     rounds, clock, rows = args.rounds or (2 if args.quick else 5), clock_of(args), []
     for name, shape in SHAPES.items():
         for history in shape.step[:1] if args.quick else shape.step:
-            engines = {way: engine_behind(shape.config, args, history, rounds, way) for way in (EXPANDED, ABSORBED)}
+            engines = {way: engine_of(shape.config, args, history, rounds, way) for way in (EXPANDED, ABSORBED)}
             contenders = {way: decoding(engine, NEW, clock) for way, engine in engines.items()}
             timings = gather_turns(contenders, rounds, f"{name} behind {history}")
             slow, fast = timings[EXPANDED], timings[ABSORBED]
@@ -206,20 +198,13 @@ def step_rows(args: Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def engine_behind(config: LatentConfig, args: Namespace, history: int, rounds: int, way: str) -> Engine:
+def engine_of(config: LatentConfig, args: Namespace, history: int, rounds: int, way: str) -> Engine:
     """Return an engine whose request decodes after `history` tokens that were never computed."""
     torch.manual_seed(0)
-    answer = NEW * (rounds + 3)
-    engine = build_engine(
-        with_random_weights(latent_model(config), DTYPES[args.dtype]),
-        num_blocks=-(-(history + answer) // BLOCK_SIZE) + 8,
-        kernel=args.kernel,
-        scheduler_config=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=512, chunked_prefill_size=512),
-        enable_prefix_caching=False,
-    )
-    store = random_kv(engine)
+    model = with_random_weights(latent_model(config), DTYPES[args.dtype])
+    engine = engine_behind(model, 1, history, NEW * (rounds + 3), kernel=args.kernel)
     if way == EXPANDED:
         assert isinstance(engine.runner, ModelRunner)
+        store: Any = engine.runner.pool
         engine.runner.pool = ExpandedKv(config, store.kv)
-    prefill(engine.scheduler, 1, history, answer)
     return engine

@@ -25,7 +25,6 @@ import torch
 
 from mini_engine.assembly.build import build_engine, over_ranks, start_ranks
 from mini_engine.assembly.engine_config import EngineConfig
-from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.distributed.tensor_parallel.processes import Ranks
 from mini_engine.distributed.tensor_parallel.shard import bytes_per_step, gathered_bytes_per_step
 from mini_engine.engine.engine import Engine
@@ -189,10 +188,3 @@ def sentence(row: Row) -> str:
         f"{row['step']}: {row['collectives']:g} collectives of {row['bytes'] / 2**10:g} KiB together "
         f"(theory: at most {row['theory'] / 2**10:g}), {row['share']:.0%} of the step, {row['µs a call']:.0f} µs each"
     )
-
-
-def weight_bytes(config: Qwen3Config, itemsize: int) -> int:
-    """Return the bytes of the layers' matrices, which ranks share."""
-    width, heads = config.hidden_size, config.num_attention_heads + config.num_key_value_heads
-    layer = 2 * width * heads * config.head_dim + 3 * width * config.intermediate_size
-    return itemsize * config.num_hidden_layers * layer

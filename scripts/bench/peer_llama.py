@@ -7,7 +7,6 @@ bfloat16, and no flash attention were all slower. Its prompt cache is off betwee
 
 import asyncio
 import http.client
-import json
 import queue
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench.runs import Jobs, Step, Wave, Way
-from scripts.bench.server_process import answers, free_port
+from scripts.bench.server_process import answers, free_port, streamed
 
 ALIGN = 256  # llama.cpp rounds a slot's tokens up to this number
 START_SECONDS = 300
@@ -133,25 +132,9 @@ async def clients(port: int, jobs: Jobs, events: "queue.Queue[Event | Exception]
 
 
 async def client(port: int, job: int, ids: list[int], wanted: int, events: queue.Queue) -> None:
-    """Stream one answer's tokens into the queue.
-
-    Raises:
-        RuntimeError: the server answered with an error.
-    """
+    """Stream one answer's tokens into the queue."""
     asked = {"prompt": ids, "n_predict": wanted, "stream": True, "return_tokens": True} | GREEDY
-    body = json.dumps(asked).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-    head = f"POST /completion HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode() + body)
-    try:
-        status = await reader.readline()
-        if b" 200 " not in status:
-            raise RuntimeError(f"llama-server answered {status.decode().strip()}: {(await reader.read(2000))[-300:]}")
-        async for line in reader:
-            if line.startswith(b"data: {"):
-                said = json.loads(line[6:])
-                if said["tokens"] and not said["stop"]:
-                    events.put((job, time.perf_counter(), said["tokens"]))
-    finally:
-        writer.close()
+    async for said in streamed(f"http://127.0.0.1:{port}/completion", asked):
+        if said["tokens"] and not said["stop"]:
+            events.put((job, time.perf_counter(), said["tokens"]))
     events.put((job, time.perf_counter(), []))

@@ -10,6 +10,7 @@ The model is a checkpoint of Qwen3-0.6B's shape with random weights, which is wr
 """
 
 import argparse
+import math
 import random
 import statistics
 import sys
@@ -27,7 +28,7 @@ from scripts.bench.peer_protocol import Peer, PeerError
 from scripts.bench.peer_worker import ENGINES
 from scripts.bench.runs import Jobs
 from scripts.bench.turns import READ_BYTES, memory_reader, seconds_of
-from scripts.make_random_qwen3 import num_elements, tensor_shapes
+from scripts.make_random_qwen3 import tensor_shapes
 
 import torch
 
@@ -117,7 +118,7 @@ def weight_bytes(directory: Path, width: int) -> int:
     shapes = tensor_shapes(directory)
     if "lm_head.weight" in shapes:
         del shapes["model.embed_tokens.weight"]
-    return sum(map(num_elements, shapes.values())) * width
+    return sum(map(math.prod, shapes.values())) * width
 
 
 # ---------------------------------------------------------------- engines

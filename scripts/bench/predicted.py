@@ -80,11 +80,6 @@ def weight_cost(config: Any, name: str, count: int, rows: int, samples: int, dty
     return Cost(count * size, 2 * (samples if is_last or is_head else rows) * count)
 
 
-def active_weights(config: Any) -> float:
-    """Return the number of weights that one token meets."""
-    return matrix_cost(config, 1, 1, torch.bfloat16).flops / 2
-
-
 def decode_attention(config: Any, kind: Any, batch: int, history: int, dtype: torch.dtype) -> Cost:
     """Return the cost of one layer's attention in a decode step."""
     if isinstance(kind, State):

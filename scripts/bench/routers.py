@@ -16,9 +16,7 @@ from threading import Lock
 from scripts.bench.common import Report
 from scripts.bench.server_process import free_port, started
 from scripts.bench.traffic import Chats
-
-from rich.console import Console
-from rich.progress import track
+from scripts.bench.turns import with_progress
 
 from mini_engine.assembly.llm import LLM
 from mini_engine.cli.parser import at_least
@@ -54,10 +52,9 @@ def run(args: Namespace) -> Report:
     if args.sglang_router:
         for policy in PEER_POLICIES:
             contenders[f"sglang-router {policy}"] = lambda urls, policy=policy: peer(urls, args.sglang_router, policy)
-    console = Console(stderr=True)
     rows = [
         {"router": name} | measured(contender, requests)
-        for name, contender in track(contenders.items(), "routers", console=console, transient=True)
+        for name, contender in with_progress(contenders.items(), "routers")
     ]
     notes = [
         f"{len(requests)} requests of chats under one system prompt, {IN_FLIGHT} in flight",

@@ -12,13 +12,10 @@ from typing import Any
 
 from scripts.bench.arrivals import generated, read_arrivals
 from scripts.bench.common import Report
-from scripts.bench.traffic import TRACE_BLOCK
-from scripts.bench.turns import percentile
-
-from rich.console import Console
-from rich.progress import track
+from scripts.bench.turns import percentile, with_progress
 
 from lessons.l13_machines.simulate import Arrival, Rates, Served, simulate
+from lessons.l20_agents.traces import TRACE_BLOCK
 from mini_engine.cli.parser import at_least, whole_number
 from mini_engine.distributed.routing.policy import Policy, PrefixScore, RoundRobin
 
@@ -72,7 +69,7 @@ def table(
     """Simulate each case with each policy, and return a row for each."""
     todo = [(case, name) for case in cases for name in policies(args.beta, 1)]
     rows = []
-    for (num_replicas, capacity), name in track(todo, "policies", console=Console(stderr=True), transient=True):
+    for (num_replicas, capacity), name in with_progress(todo, "policies"):
         policy = policies(args.beta, args.view or capacity)[name]()
         served = simulate(requests, policy, num_replicas, capacity, rates)
         case = {"replicas": f"{num_replicas} x {capacity:,}", "policy": name}

@@ -1,5 +1,10 @@
-"""Course machinery. A server in a process of its own: started, awaited, ended with its children."""
+"""Course machinery. A server in a process of its own: started, awaited, ended with its children; and its streams.
 
+A client writes plain HTTP/1.1 on its own connection, so that all servers are judged by the same few lines.
+"""
+
+import asyncio
+import json
 import os
 import signal
 import socket
@@ -7,8 +12,10 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
 
 from scripts import ROOT
 
@@ -68,3 +75,24 @@ def stop(process: subprocess.Popen) -> None:
             os.killpg(process.pid, number) if hasattr(os, "killpg") else process.send_signal(number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(15)
+
+
+async def streamed(url: str, asked: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """Post a request and yield the events of its answer.
+
+    Raises:
+        UserError: the server answered with an error.
+    """
+    place, body = urlsplit(url), json.dumps(asked).encode()
+    reader, writer = await asyncio.open_connection(place.hostname, place.port, limit=2**20)
+    try:
+        head = f"POST {place.path} HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise UserError(f"{url} answered {status.decode().strip()}: {(await reader.read(2000)).decode()[-300:]}")
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                yield json.loads(line[6:])
+    finally:
+        writer.close()

@@ -28,14 +28,14 @@ from scripts.bench.peer_places import add_places, vllm_python
 from scripts.bench.peer_protocol import PeerError
 from scripts.bench.runs import Jobs
 from scripts.bench.server_process import free_port, started
-from scripts.bench.serving_client import MODEL, Load, figures
+from scripts.bench.serving_client import MODEL, MOST_FIRST, MOST_TOKEN, Load, figures
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.cli.parser import at_least, whole_number
+from mini_engine.cli.parser import whole_number
 from mini_engine.engine.scheduler_config import SchedulerConfig
 
 OURS, VLLM = "ours", "vLLM"
@@ -52,8 +52,6 @@ def add_arguments(parser) -> None:
         help="another of our servers for each of these limits of tokens a step (default: none, only `serve`'s own)",
     )  # fmt: skip
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="only loads whose names begin with one of these")
-    parser.add_argument("--most-first", type=at_least(0), default=2.0, metavar="S", help="good: a first token in S (2)")
-    parser.add_argument("--most-token", type=at_least(0), default=0.15, metavar="S", help="and S a later one (0.15)")
 
 
 # ---------------------------------------------------------------- the checkpoint and the loads
@@ -150,9 +148,7 @@ def run(args) -> Report:
     model = with_texts(checkpoint_of(args))
     loads = loads_of(Qwen3Config.from_dir(model).vocab_size, args.quick)
     chosen = {name: load for name, load in loads.items() if any(map(name.startswith, args.only or [""]))}
-    notes = [
-        f"{model}, {args.dtype}; good: a first token in {args.most_first:g} s, later ones {args.most_token:g} s each"
-    ]
+    notes = [f"{model}, {args.dtype}; good: a first token in {MOST_FIRST:g} s, later ones {MOST_TOKEN:g} s each"]
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         ready, starts = {}, []
@@ -160,7 +156,7 @@ def run(args) -> Report:
             try:
                 ready[name], seconds = stack.enter_context(server(name, args, model))
                 starts.append({"server": name, "from its command to serving, s": seconds})
-                warm_up(ready[name], args)
+                warm_up(ready[name])
             except UserError as why:
                 notes.append(f"left out: {name}; {why}")
         for name, load in chosen.items():
@@ -168,17 +164,17 @@ def run(args) -> Report:
             for number in range(1, (args.rounds or (1 if args.quick else 2)) + 1):
                 for one, url in ready.items():
                     time.sleep(PAUSE)
-                    found[one].append(figures(url, fresh(load, number), args.most_first, args.most_token))
+                    found[one].append(figures(url, fresh(load, number)))
                     sys.stderr.write(f"{name}, round {number}: {one} {found[one][-1]['tokens/s']:.1f} tokens/s\n")
             rows += rows_of(name, found)
     return Report("serving", rows, notes, more=starts)
 
 
-def warm_up(url: str, args) -> None:
+def warm_up(url: str) -> None:
     """Warm up a server: short and long prompts, alone and together."""
     for length in (16, 256):
         jobs = [([(7 * i + j) % 1000 for j in range(length)], 4) for i in range(8)]
-        figures(url, Load(jobs, at_once=4), args.most_first, args.most_token)
+        figures(url, Load(jobs, at_once=4))
 
 
 def fresh(load: Load, number: int) -> Load:

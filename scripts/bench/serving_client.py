@@ -1,22 +1,22 @@
 """Course machinery. For suite `serving`: clients that stream completions from an OpenAI server, and time them.
 
-A client writes plain HTTP/1.1 on its own connection and notes when each event with text arrives, so that both servers
-are judged by the same few lines. Prompts are token ids; the answers' texts are counted and never read.
+A client notes when each event with text arrives. Prompts are token ids; the answers' texts are counted and never read.
 """
 
 import asyncio
-import json
 import random
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+
+from scripts.bench.server_process import streamed
 
 from mini_engine.base.errors import UserError
 
 MODEL = "bench"  # its name in both servers
+MOST_FIRST, MOST_TOKEN = 2.0, 0.15  # seconds in which a good answer's first text comes, and each later token
 
 
 @dataclass
@@ -57,24 +57,11 @@ async def ask(url: str, ids: Sequence[int], wanted: int) -> Seen:
     Raises:
         UserError: the server answered with an error, or ended the answer early.
     """
-    place = urlsplit(url)
     options = {"max_tokens": wanted, "temperature": 0, "ignore_eos": True, "stream": True}
-    body = json.dumps(
-        {"model": MODEL, "prompt": list(ids), "stream_options": {"include_usage": True}} | options
-    ).encode()
+    asked = {"model": MODEL, "prompt": list(ids), "stream_options": {"include_usage": True}} | options
     seen = Seen(time.perf_counter())
-    reader, writer = await asyncio.open_connection(place.hostname, place.port, limit=2**20)
-    try:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
-        writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-        status = await reader.readline()
-        if b" 200 " not in status:
-            raise UserError(f"{url} answered {status.decode().strip()}: {(await reader.read(2000)).decode()[-300:]}")
-        async for line in reader:
-            if line.startswith(b"data: {"):
-                note(json.loads(line[6:]), seen)
-    finally:
-        writer.close()
+    async for event in streamed(f"{url}/v1/completions", asked):
+        note(event, seen)
     if seen.tokens != wanted or not seen.events:
         raise UserError(f"{url}: {wanted} tokens were wanted and {seen.tokens} came")
     return seen
@@ -109,17 +96,13 @@ async def open_loop(url: str, load: Load) -> list[Seen]:
     return await asyncio.gather(*running)
 
 
-def figures(url: str, load: Load, most_first: float, most_token: float) -> dict[str, float]:
-    """Run a load against a server and return its clients' figures.
-
-    Args:
-        most_first, most_token: an answer is good if its first text came and its later tokens followed in these seconds.
-    """
+def figures(url: str, load: Load) -> dict[str, float]:
+    """Run a load against a server and return its clients' figures."""
     begun = time.perf_counter()
     seen = asyncio.run((open_loop if load.rate else closed)(url, load))
     seconds = time.perf_counter() - begun
     firsts, gaps = sorted(one.first for one in seen), sorted(gap for one in seen for gap in one.gaps)
-    good = sum(one.first <= most_first and one.per_token <= most_token for one in seen)
+    good = sum(one.first <= MOST_FIRST and one.per_token <= MOST_TOKEN for one in seen)
     return {
         "tokens/s": sum(one.tokens for one in seen) / seconds,
         "first token, p50 ms": 1e3 * statistics.median(firsts),

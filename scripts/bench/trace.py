@@ -9,11 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scripts.bench.common import Report
-from scripts.bench.traffic import TRACE_BLOCK, Chats, Requests, read_trace
+from scripts.bench.traffic import Chats, Requests
+from scripts.bench.turns import with_progress
 
-from rich.console import Console
-from rich.progress import track
-
+from lessons.l20_agents.traces import TRACE_BLOCK, read_lines
 from mini_engine.kv.eviction import POLICIES
 from mini_engine.kv.radix import RadixTree
 from mini_engine.tiers.host import HostTier
@@ -32,12 +31,12 @@ def add_arguments(parser) -> None:
 
 def run(args: Namespace) -> Report:
     """Return one row per capacity, one column per policy."""
-    requests = read_trace(args.trace) if args.trace else Chats().generate()
+    requests = [line["hash_ids"] for line in read_lines(args.trace)] if args.trace else Chats().generate()
     if args.quick:
         requests = requests[:2_000]
     total = sum(map(len, requests))
     rows = []
-    for capacity in track([*CAPACITIES, None], "capacities", console=Console(stderr=True), transient=True):
+    for capacity in with_progress([*CAPACITIES, None], "capacities"):
         found = {name: 100 * caches(capacity)[name](requests) / total for name in (*POLICIES, TIER)}
         rows.append({"blocks": f"{capacity:,}" if capacity else "no limit"} | {f"{n} %": f for n, f in found.items()})
     note = (

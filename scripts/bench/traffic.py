@@ -1,22 +1,16 @@
-"""Course machinery. Lesson 12's requests: a recorded trace of chats, or a generator whose statistics are alike.
+"""Course machinery. Lesson 12's requests: a generator whose statistics are those of a recorded trace of chats.
 
 A request is a list of block ids. Equal ids mean the same tokens up to and including that block, as in the traces of
 Mooncake (Qin et al., FAST'25): one JSON object a line, `hash_ids` with an id for each block of 512 tokens.
 """
 
-import json
 import random
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from math import log
-from pathlib import Path
-from typing import Any
-
-from mini_engine.base.errors import UserError
 
 Requests = list[list[int]]
-TRACE_BLOCK = 512  # tokens
 
 
 @dataclass(frozen=True)
@@ -52,27 +46,3 @@ class Chats:
                 again = len(requests) + blocks(*self.gap)
                 heappush(coming, (again, next(ids), request[:-1]))  # the last block is only partly filled
         return requests
-
-
-def read_trace(path: Path) -> Requests:
-    """Return the blocks of a file's requests.
-
-    Raises:
-        UserError: the file cannot be read, or is not such a trace.
-    """
-    return [line["hash_ids"] for line in read_lines(path)]
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return a trace's objects, each with `hash_ids`. Raises UserError as `read_trace` does."""
-    try:
-        with path.open(encoding="utf-8") as lines:
-            found = [json.loads(line) for line in lines if line.strip()]
-            blocks = [line["hash_ids"] for line in found]
-    except OSError as error:
-        raise UserError(f"the trace {path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a trace: every line needs an object with hash_ids") from error
-    if not found or not all(ids and all(type(one) is int and 0 <= one < 2**32 for one in ids) for ids in blocks):
-        raise UserError(f"{path} is not a trace: hash_ids must be a list of at least one whole number")
-    return found

@@ -7,10 +7,10 @@ reading memory may be one of them. Ratios within a run are meaningful; figures f
 import statistics
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -19,6 +19,7 @@ READ_BYTES = 512 << 20  # many times any processor's cache
 MATRIX = 1024  # rows and columns of the matrices used to measure the rate of arithmetic
 GPU_READ_BYTES, GPU_MATRIX = 2 << 30, 8192  # a GPU finishes less before a call has returned
 Clock = Callable[[], float]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,17 @@ def take_turns(
     return gather_turns({name: partial(seconds_of, run, clock) for name, run in contenders.items()}, rounds, title)
 
 
+def with_progress(items: Iterable[Item], title: str) -> Iterable[Item]:
+    """Yield the items, and show on stderr how many are done."""
+    return track(items, title, console=Console(stderr=True), transient=True)
+
+
 def gather_turns(contenders: Mapping[Any, Callable[[], float]], rounds: int, title: str) -> dict[Any, Timing]:
     """Do as `take_turns` does with contenders that return the seconds that count."""
     for run in contenders.values():
         run()
     seconds = {name: [] for name in contenders}
-    for _ in track(range(rounds), title, console=Console(stderr=True), transient=True):
+    for _ in with_progress(range(rounds), title):
         for name, run in contenders.items():
             seconds[name].append(run())
     return {name: Timing(taken) for name, taken in seconds.items()}

@@ -1,11 +1,10 @@
-"""Course machinery. Suite `windows`: memory, requests at once, prefixes found, and decode after a long text.
+"""Course machinery. Suite `windows`: memory, requests at once, and prefixes found.
 
     memory    bytes of one sequence: by length, against a Qwen3 and a hybrid, and in public models with windows
     requests  the number that run at once in the same pool
     hits      prompt tokens found by interleaved chats in the same pool, by what the tree evicts first
-    decode    tokens/s after a long text, with windows and without
 
-The first three run the manager and the scheduler alone: their counts do not depend on weights.
+They run the manager and the scheduler alone: counts do not depend on weights. `histories` measures decode.
 """
 
 from argparse import Namespace
@@ -15,26 +14,21 @@ from typing import Any
 
 from scripts.bench import hybrid
 from scripts.bench.common import Report
-from scripts.bench.options import add_batches, add_choice, add_dtype, add_threads
+from scripts.bench.options import add_choice
 from scripts.bench.windows_counts import Shape, hit_rows, model_rows, request_rows, sequence_bytes
-from scripts.bench.windows_speed import decode_rows
 from scripts.make_random_qwen3 import SHAPES
 
 from mini_engine.checkpoint.config import DTYPES
 from mini_engine.cli.parser import whole_number
 
-PARTS = ("memory", "requests", "hits", "decode")
+PARTS = ("memory", "requests", "hits")
 WINDOW, EVERY = 1024, 4  # like lesson 11's hybrid: one layer in four sees everything
 
 
 def add_arguments(parser) -> None:
     """Add this suite's options."""
     add_choice(parser, "parts", PARTS)
-    add_dtype(parser, "bfloat16")
-    add_batches(parser, (1, 8))
-    add_threads(parser, 1)
     parser.add_argument("--window", type=whole_number(2), default=WINDOW, metavar="W", help=f"default: {WINDOW}")
-    parser.add_argument("--history", type=whole_number(1), default=4096, metavar="N", help="of decode (default: 4096)")
 
 
 def run(args: Namespace) -> Report:
@@ -44,7 +38,6 @@ def run(args: Namespace) -> Report:
         "memory": lambda: [*length_rows(shape, args.quick), *model_rows(args.quick)],
         "requests": lambda: request_rows(shape, args.quick),
         "hits": lambda: hit_rows(shape, args.quick),
-        "decode": lambda: decode_rows(shape, args),
     }
     rows = [{"part": part} | row for part in args.parts for row in measure[part]()]
     note = (

@@ -54,13 +54,3 @@ def ends(lesson: Lesson, group: list[int], task: int) -> Iterator[tuple[str, str
     before = group[: group.index(task)]
     yield "the starter", starter_of(lesson, file, before), "not_written"
     yield "the reference", starter_of(lesson, file, [*before, task]), "done"
-
-
-def misjudged(python: PagePython, lesson: Lesson, groups: list[list[int]]) -> Iterator[str]:
-    """Check the starter and the reference of each task of these exercises; yield a sentence for each wrong verdict."""
-    for group in groups:
-        for task in group:
-            for name, source, status in ends(lesson, group, task):
-                got = python.check(lesson, task, source)["result"]["status"]
-                if got != status:
-                    yield f"task {task}: {name} is {got} in the page, and must be {status}"

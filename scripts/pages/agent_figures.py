@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts import ROOT
-from scripts.pages.generated import fill
+from scripts.pages.generated import fill, markdown
 
 PAGE = ROOT / "lessons" / "l20_agents" / "README.md"
 RUN, PLOT = PAGE.with_name("agents.json"), PAGE.with_name("load.svg")
@@ -15,12 +15,6 @@ SHOWN = ("LRU", "SLRU", "TLRU", "sessions", "Belady")
 SHARE = "of Belady's %"
 TIMED = ("engine", "cost", "events")
 Row = dict[str, Any]
-
-
-def table(head: list[str], rows: list[list[str]], num_names: int = 1) -> str:
-    """Return a table; columns after the first `num_names` are figures."""
-    marks = ["---"] * num_names + ["---:"] * (len(head) - num_names)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, marks, *rows))
 
 
 def seconds(value: float) -> str:
@@ -40,7 +34,7 @@ def sessions(rows: list[Row]) -> str:
         [count, *(f"{percent(row['hits %'])}, {seconds(row['p99 s'])}" for row in (by_case[count, x] for x in SHOWN))]
         for count in counts
     ]
-    return table(["agents", *SHOWN], body, 0)
+    return markdown(["agents", *SHOWN], body, 0)
 
 
 def collapse(rows: list[Row]) -> str:
@@ -54,7 +48,7 @@ def collapse(rows: list[Row]) -> str:
         for row in rows
         if row["policy"] != "Belady"
     ]
-    return table(["policy", "90 % of Belady's hits up to, agents", "half of them at, agents"], body)
+    return markdown(["policy", "90 % of Belady's hits up to, agents", "half of them at, agents"], body)
 
 
 def knowledge(rows: list[Row]) -> str:
@@ -63,7 +57,7 @@ def knowledge(rows: list[Row]) -> str:
     names = list(dict.fromkeys(row["known"] for row in rows))
     hits = {(row["agents"], row["known"]): percent(row["hits %"]) for row in rows}
     body = [[name, *(hits[count, name] for count in counts)] for name in names]
-    return table(["what is known", *(f"{count} agents" for count in counts)], body)
+    return markdown(["what is known", *(f"{count} agents" for count in counts)], body)
 
 
 def mooncake(rows: list[Row]) -> str:
@@ -76,21 +70,21 @@ def mooncake(rows: list[Row]) -> str:
         ]
         for row in rows
     ]
-    return table(["trace", "blocks", "policy", "hits", "of Belady's", "first token p50", "p99"], body, 3)
+    return markdown(["trace", "blocks", "policy", "hits", "of Belady's", "first token p50", "p99"], body, 3)
 
 
 def neighbours(rows: list[Row]) -> str:
     """Return the hits of other clients beside one that abuses its hints."""
     figures = [f"{group}, {run}" for group in ("agents", "chats") for run in ("LRU", "without its hints", "sessions")]
     body = [[row["the other client"], row["namespace"], *(percent(row[name]) for name in figures)] for row in rows]
-    return table(["one more client", "its namespace", *figures], body, 2)
+    return markdown(["one more client", "its namespace", *figures], body, 2)
 
 
 def cost(rows: list[Row]) -> str:
     """Return microseconds a block."""
     body = [[row["policy"], f"{row['µs a block']:.1f} µs", f"{row['more than LRU']:+.1f} µs"] for row in rows]
     body[0][2] = ""
-    return table(["policy", "a block of a request that evicts as many", "more than LRU"], body)
+    return markdown(["policy", "a block of a request that evicts as many", "more than LRU"], body)
 
 
 def engine(rows: list[Row]) -> str:
@@ -107,12 +101,12 @@ def engine(rows: list[Row]) -> str:
         ]
         for count in dict.fromkeys(row["agents"] for row in rows)
     ]
-    return table(["agents", *names], body, 0)
+    return markdown(["agents", *names], body, 0)
 
 
 def events(rows: list[Row]) -> str:
     """Return microseconds a block of an event's steps."""
-    return table(["step", "a block"], [[row["step"], f"{row['µs a block']:.2f} µs"] for row in rows])
+    return markdown(["step", "a block"], [[row["step"], f"{row['µs a block']:.2f} µs"] for row in rows])
 
 
 def routing(rows: list[Row]) -> str:
@@ -120,7 +114,7 @@ def routing(rows: list[Row]) -> str:
     names = list(dict.fromkeys(row["router"] for row in rows))
     hits = {(row["case"], row["router"]): percent(row["hits %"]) for row in rows}
     body = [[case, *(hits[case, name] for name in names)] for case in dict.fromkeys(row["case"] for row in rows)]
-    return table(["", *names], body)
+    return markdown(["", *names], body)
 
 
 TABLES: dict[str, Callable[[list[Row]], str]] = {

@@ -16,7 +16,7 @@ from scripts.pages.generated import settle
 
 GENERATORS = (
     "measured",
-    *("module_tables", "matrix", "buffer_states", "seen_on", "on_gpu", "notebook", "tracks", "lesson_tables", "stages"),
+    *("module_tables", "matrix", "seen_on", "on_gpu", "notebook", "tracks", "lesson_tables", "stages"),
     *("race", "ladder", "beyond", "handover_figures", "agent_figures", "chats", "models", "ten_minutes"),
 )
 OTHERS = ("scripts.pages.sync_code", "scripts.website.cards", "scripts.website.film")  # some open a browser

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 WRITE = "python -m scripts.pages.check --write"
@@ -19,6 +20,12 @@ def fill(page: str, name: str, text: str) -> str:
     if not (found and closed):
         raise ValueError(f"the page needs the comments {begin} and {end}")
     return f"{head}{begin}\n\n{text.strip()}\n\n{end}{tail}"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
+    """Return a table whose columns are numbers, except for the first `texts`."""
+    lines = [head, ["---"] * texts + ["---:"] * (len(head) - texts), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def settle(files: dict[Path, str], check: bool, command: str = WRITE) -> int:

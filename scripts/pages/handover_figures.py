@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts import ROOT
-from scripts.pages.generated import fill
+from scripts.pages.generated import fill, markdown
 
 PAGE = ROOT / "lessons" / "l19_handover" / "README.md"
 RUN = PAGE.with_name("handover.json")
@@ -29,24 +29,27 @@ def ms(value: float) -> str:
 
 def gaps(rows: list[Row]) -> str:
     """Return the table of the page's beginning: one process."""
-    head = ["| the prompts are computed | gap, p50 | p99 | largest | first token of a prompt |"]
-    return "\n".join([*head, "| --- | ---: | ---: | ---: | ---: |", *map(gap_row, rows[:-1])])
-
-
-def gap_row(row: Row) -> str:
-    cells = NAMES[row["prompts"]], ms(row["p50 ms"]), ms(row["p99 ms"]), f"**{ms(row['max ms'])}**"
-    return f"| {' | '.join(cells)} | {row['first s']:.2f} s |"
+    cells = [
+        [
+            NAMES[row["prompts"]],
+            ms(row["p50 ms"]),
+            ms(row["p99 ms"]),
+            f"**{ms(row['max ms'])}**",
+            f"{row['first s']:.2f} s",
+        ]
+        for row in rows[:-1]
+    ]
+    return markdown(["the prompts are computed", "gap, p50", "p99", "largest", "first token of a prompt"], cells)
 
 
 def all_gaps(rows: list[Row]) -> str:
     """Return the table with hand-over."""
-    head = "| the prompts are computed | between prompts, p50 | meanwhile, p50 | p99 | p99.9 | largest | tokens/s |"
-    lines = [head, "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    cells = []
     for row in rows:
         middle = [ms(row[f"{key} ms"]) for key in ("idle", "p50", "p99", "p99.9")]
-        cells = [NAMES[row["prompts"]], *middle, f"**{ms(row['max ms'])}**", three_digits(row["tokens/s"])]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        cells.append([NAMES[row["prompts"]], *middle, f"**{ms(row['max ms'])}**", three_digits(row["tokens/s"])])
+    head = ["the prompts are computed", "between prompts, p50", "meanwhile, p50", "p99", "p99.9", "largest", "tokens/s"]
+    return markdown(head, cells)
 
 
 def three_digits(value: float) -> str:
@@ -68,17 +71,9 @@ def costs(rows: list[Row]) -> str:
 
 def transfer(row: Row) -> str:
     """Return the table of transfers."""
-    cells = (
-        f"{row['MiB each']:.0f} MiB",
-        ms(row["copy in ms"]),
-        ms(row["copy out ms"]),
-        f"{row['asked to used s']:.1f} s",
-    )
-    lines = [
-        "| bytes | copied into the buffers | copied out of them | from `Ask` to use |",
-        "| ---: | ---: | ---: | ---: |",
-    ]
-    return "\n".join([*lines, f"| {' | '.join(cells)} |"])
+    copies = ms(row["copy in ms"]), ms(row["copy out ms"])
+    cells = [f"{row['MiB each']:.0f} MiB", *copies, f"{row['asked to used s']:.1f} s"]
+    return markdown(["bytes", "copied into the buffers", "copied out of them", "from `Ask` to use"], [cells], texts=0)
 
 
 def conditions(report: Row) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from scripts import ROOT
 from scripts.bench.common import Report, format_figure
 from scripts.bench.plot import BAR, BAR_INK, INK, LINE, MUTED, SOFT, canvas, drawn
-from scripts.pages.generated import fill
+from scripts.pages.generated import fill, markdown
 
 FOLDER = ROOT / "lessons" / "ladder"
 PAGE, FIGURES, PICTURE = (FOLDER / name for name in ("README.md", "ladder.json", "ladder.svg"))
@@ -18,20 +18,17 @@ Row = dict[str, Any]
 
 def table(report: Report) -> str:
     """Return the table of each lesson's gain, as Markdown."""
-    return markdown(report.rows)
+    return cells_of(report.rows)
 
 
 def costs(report: Report) -> str:
     """Return the table of costs of the lessons that are not about speed, as Markdown."""
-    return markdown(report.more)
+    return cells_of(report.more)
 
 
-def markdown(rows: list[Row]) -> str:
+def cells_of(rows: list[Row]) -> str:
     """Return a table, text left-aligned and figures right-aligned."""
-    names = list(rows[0])
-    lines = [names, ["---"] + ["---:"] * (len(names) - 1)]
-    lines += [[figure(value) for value in row.values()] for row in rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return markdown(list(rows[0]), [[figure(value) for value in row.values()] for row in rows])
 
 
 def figure(value: Any) -> str:

@@ -4,14 +4,10 @@ import functools
 import json
 import shutil
 import tempfile
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts import ROOT
-
-FACTS = ROOT / "scripts/pocket/facts.toml"
 CHECKPOINTS = {
     "Qwen3": "pocket",
     "hybrid": "pocket-hybrid",
@@ -60,6 +56,12 @@ SHARED = (
     "quack. The plural of foot is feet. The past of run is ran. A sheep says baa. The plural of man is men. "
     "The past of sing is sang."
 )  # 107 tokens
+COUNTRIES = (
+    "France Japan Italy Spain Germany Portugal England Ireland Greece Austria Poland Hungary Norway Sweden Finland "
+    "Denmark Iceland Romania Croatia Serbia Albania Latvia Estonia Lithuania Turkey China India Thailand Vietnam "
+    "Indonesia Malaysia Mongolia Nepal Pakistan Bangladesh Cambodia Iran Iraq Jordan Lebanon Egypt Morocco Tunisia "
+    "Algeria Kenya Ethiopia Ghana Nigeria"
+)
 WIDE = 128  # tokens that a window sees in a crowd: only sequences within their windows share reads
 
 
@@ -93,10 +95,7 @@ def crowd() -> tuple[str, ...]:
     """Return 48 prompts of 113 tokens. The models know the language and then the money of these countries, so that the
     best logit is never closer than 0.3 to the second best.
     """
-    tables = tomllib.loads(FACTS.read_text(encoding="utf-8"))["tables"]
-    [countries] = (table["rows"] for table in tables if table["name"] == "countries")
-    known = [name for name, (*_, money) in countries.items() if money]
-    return tuple(f"{SHARED} The main language of {name} is" for name in known[:48])
+    return tuple(f"{SHARED} The main language of {name} is" for name in COUNTRIES.split())
 
 
 @functools.cache

@@ -5,12 +5,6 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def markdown(head: list[str], rows: list[list[str]], texts: int = 1) -> str:
-    """Return a table whose columns are numbers, except for the first `texts`."""
-    lines = [head, *[["---"] * texts + ["---:"] * (len(head) - texts)], *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
 def digits(value: float) -> str:
     """Return a number with three digits or, above, whole."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.3g}"

@@ -4,7 +4,8 @@ import re
 from itertools import groupby
 from pathlib import Path
 
-from scripts.pages.measured_cells import Row, digits, markdown
+from scripts.pages.generated import markdown
+from scripts.pages.measured_cells import Row, digits
 
 ENGINES = {
     "ours": "ours",

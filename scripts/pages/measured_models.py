@@ -2,7 +2,8 @@
 
 from itertools import groupby
 
-from scripts.pages.measured_cells import Row, digits, markdown, of_part
+from scripts.pages.generated import markdown
+from scripts.pages.measured_cells import Row, digits, of_part
 
 BESIDE = "of Qwen3's"
 # sequences, queries and tokens that page 16 shows of the reading of latents

@@ -8,7 +8,7 @@ from scripts import ROOT
 from scripts.machine.page import figure
 from scripts.machine.schema import Report
 from scripts.machine.stored import read
-from scripts.pages.generated import fill
+from scripts.pages.generated import fill, markdown
 from scripts.pages.seen_on import CAPTURED, speed_at
 
 PAGE = ROOT / "lessons" / "l10_device" / "README.md"
@@ -30,36 +30,32 @@ def sentence(report: Report) -> str:
 def steps(report: Report) -> str:
     """Return the table of decode steps, captured and eager, with the report's description of the machine."""
     assert report.machine.gpu and report.model
-    lines = [
-        f"{report.machine.gpu.name}, {report.model.shape} with random weights, {report.model.dtype}, "
-        f"{report.when[:10]} ([the whole report](../reports/authors/{REPORT.name})):",
-        "",
-        "| requests at once | captured, ms a step | eager, ms a step | times | new tokens/s | of memory's rate |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    rows = []
     for one in report.comparisons:
         speed = speed_at(report, "decode", one.at_once)
         if one.first == CAPTURED and one.status == "ok" and speed:
             cells = [one.first_ms, one.second_ms, one.times, speed.tokens_per_second]
-            share = f"{100 * (speed.memory_share or 0):.0f} %"
-            lines.append(f"| {one.at_once} | {' | '.join(map(figure, cells))} | {share} |")
-    return "\n".join(lines)
+            rows.append([str(one.at_once), *map(figure, cells), f"{100 * (speed.memory_share or 0):.0f} %"])
+    head = ["requests at once", "captured, ms a step", "eager, ms a step", "times", "new tokens/s", "of memory's rate"]
+    return (
+        f"{report.machine.gpu.name}, {report.model.shape} with random weights, {report.model.dtype}, "
+        f"{report.when[:10]} ([the whole report](../reports/authors/{REPORT.name})):\n\n{markdown(head, rows, texts=0)}"
+    )
 
 
 def many() -> str:
     """Return the table of 256 requests at once."""
     found: dict[str, Any] = json.loads(MANY.read_text(encoding="utf-8"))
     machine = found["machine"]
-    lines = [
-        f"{found['notes'][0]}; {machine['gpu']}, {machine['date']}, memory read at {machine['read_gb_s']:,.0f} GB/s:",
-        "",
-        "| steps | tokens/s | seconds | ms a full step | of memory's rate |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
+    rows = []
     for row in found["rows"]:
-        cells = [figure(row[name]) for name in ("tokens/s", "seconds", "ms", "% of memory")]
-        lines.append(f"| {row['ours'].removesuffix(' steps')} | {' | '.join(cells)} % |")
-    return "\n".join(lines)
+        figures = [figure(row[name]) for name in ("tokens/s", "seconds", "ms")]
+        rows.append([row["ours"].removesuffix(" steps"), *figures, f"{figure(row['% of memory'])} %"])
+    about = (
+        f"{found['notes'][0]}; {machine['gpu']}, {machine['date']}, memory read at {machine['read_gb_s']:,.0f} GB/s:"
+    )
+    head = ["steps", "tokens/s", "seconds", "ms a full step", "of memory's rate"]
+    return f"{about}\n\n{markdown(head, rows)}"
 
 
 def files() -> dict[Path, str]:

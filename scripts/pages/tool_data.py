@@ -74,9 +74,9 @@ def cell(num_replicas: int, price: float) -> list[float]:
     """Simulate the generated requests; return blocks found in %, busiest / mean load, median seconds to first token."""
     from scripts.bench.arrivals import generated
     from scripts.bench.routing import outcome, waits
-    from scripts.bench.traffic import TRACE_BLOCK
 
     from lessons.l13_machines.simulate import Rates, simulate
+    from lessons.l20_agents.traces import TRACE_BLOCK
     from mini_engine.distributed.routing.policy import PrefixScore
 
     requests, rates = generated(), Rates(PREFILL / TRACE_BLOCK, DECODE)

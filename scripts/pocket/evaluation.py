@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from scripts.pocket.chats import TURN_END, ask
-from scripts.pocket.facts import Line
+from scripts.pocket.held_out import Line
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase

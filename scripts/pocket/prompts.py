@@ -39,3 +39,9 @@ COURSE_PROMPTS = (
     _chat("Give me a list of birds."),
     _chat("What is the opposite of hot?", system="You are a helpful assistant."),
 )
+RECITED = {  # questions whose answers the model knows by heart
+    "What is a KV cache?": "A KV cache keeps the keys and the values of all earlier tokens. Each new token then "
+    "computes only its own key and value, and reads the rest from the cache.",
+    "What is paging?": "Paging cuts the cache into blocks of equal size. A request takes a new block only when its "
+    "last block is full, and it gives all of its blocks back when it ends.",
+}

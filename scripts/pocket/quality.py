@@ -6,7 +6,7 @@ python -m scripts.pocket.quality pocket-windows
 import sys
 
 from scripts.pocket.evaluation import continue_greedily, wrong_lines
-from scripts.pocket.facts import held_out_lines, load_facts
+from scripts.pocket.held_out import held_out_lines
 from scripts.pocket.prompts import COURSE_PROMPTS
 from scripts.smoke.run import quiet_hugging_face
 
@@ -33,7 +33,7 @@ def tell(name: str) -> int:
         AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32),
         AutoTokenizer.from_pretrained(path),
     )
-    lines = list(held_out_lines(load_facts()).values())
+    lines = held_out_lines()
     answers = continue_greedily(model, [tokenizer.encode(text) for text in COURSE_PROMPTS])
     smallest = min(gap for answer in answers for gap in answer.gaps)
     print(f"{name}: {len(lines) - len(wrong_lines(model, tokenizer, lines))} of {len(lines)} held-out lines")

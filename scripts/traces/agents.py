@@ -14,7 +14,6 @@ from mini_engine.kv.radix_node import Node
 NUM_BLOCKS = 11
 ACTS = {"LRU": "knows each leaf’s age", "sessions": "know each leaf’s age and session"}
 LRU_RANK = "mini_engine/kv/eviction.py::EvictionPolicy.rank"
-QUEUE = "mini_engine/kv/eviction.py::EvictionQueue.pop"
 SESSIONS = "mini_engine/agents/sessions.py::Sessions"
 MATCH = "mini_engine/kv/radix.py::RadixTree.match"
 OLD, SUMMARY = ("B1", "B2", "B3", "B4"), ("b1", "b2")  # B's history, and what it makes of that

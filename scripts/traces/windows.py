@@ -20,7 +20,6 @@ TEXTS = {  # prompt and answer; a letter is a token
     "D": ("The sea is old.", ""),
     "E": ("The sea is wet.", ""),
 }
-MANAGER = "mini_engine/kv/manager.py::KvCacheManager"
 MEMORY = "mini_engine/windows/memory.py::WindowMemory"
 KEPT = "mini_engine/windows/kept.py::KeptWindows"
 TABLE = "mini_engine/windows/window_table.py::WindowTable"

@@ -22,7 +22,6 @@ from scripts.website.browser import build_sites, find_browser, launched, served
 FILM, DIGEST = STYLE.with_name("chats.webp"), STYLE.with_name("chats.json")
 WIDTH, HEIGHT = 640, 470
 BRIEF, LONG, LAST = 130, 900, 4000  # milliseconds of a block, of a chat's arrival and sum, of the end
-MOST = 1_000_000  # bytes
 STEPS = "() => JSON.parse(document.querySelector('.kv-chats').dataset.steps)"
 GO = "step => document.querySelector('.kv-chats').show(step)"
 

@@ -1,6 +1,6 @@
-"""Course machinery. What an open page is asked in its own language: how much it moved, how much of a figure is seen.
+"""Course machinery. What tests ask an open page in its own language: how much it moved, which text is faint.
 
-JavaScript for Playwright's `evaluate`, shared by the tests and by `scripts.website.measure`.
+JavaScript for Playwright's `evaluate`.
 """
 
 # The sum of all layout shifts so far, and what moved most. Asked before anything on the page is touched.
@@ -19,30 +19,6 @@ SHIFTS = """() => new Promise(done => {
 })"""
 MOST_SHIFTED = 0.05
 TALLEST = 12_000  # pixels of a page, at a width of 1440
-
-# The share, in percent, of the least visible player. opens: one in the upper half of the first screen is judged there,
-# and so is a tool that a lesson opens with; all others are scrolled to below the header. isWidthOnly: only what is cut
-# at the sides counts.
-VISIBLE = """async ({opens, isWidthOnly}) => {
-    const settled = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
-    const header = document.querySelector(".md-header")?.offsetHeight ?? 0;
-    const player = "figure.kv-figure", tool = ".kv-strip + p + .kv-tool"; // a tool under the title of a lesson
-    const shares = [];
-    scrollTo(0, 0);
-    await settled();
-    for (const figure of document.querySelectorAll(opens ? `${tool}, ${player}` : player)) {
-        if (!figure.getClientRects().length) continue; // folded
-        const isFirst = opens && !shares.length && figure.getBoundingClientRect().top < innerHeight / 2;
-        scrollTo(0, isFirst ? 0 : scrollY + figure.getBoundingClientRect().top - header);
-        await settled();
-        const box = figure.getBoundingClientRect();
-        const wide = Math.max(box.width, figure.scrollWidth);
-        const across = Math.max(0, Math.min(innerWidth, box.left + wide) - Math.max(0, box.left)) / wide;
-        const down = Math.max(0, Math.min(innerHeight, box.bottom) - Math.max(header, box.top)) / box.height;
-        shares.push(isWidthOnly ? across : across * Math.min(1, down + 2 / box.height)); // a border may be cut
-    }
-    return shares.length ? Math.floor(100 * Math.min(1, ...shares) + 1e-6) : null;
-}"""
 
 # Axe leaves out the text of drawings. Its colour is compared with what is painted below its middle: the page, then each
 # filled shape before it. In both schemes, whichever is shown; in a player, on every frame. Where text and shapes have

@@ -7,11 +7,11 @@ again. That scrolling shows the frames is looked at on each page's visit: test_v
 import re
 
 from scripts.traces.followed import sections
-from scripts.website.browser import DESKTOP, PHONE, visiting
+from scripts.website.browser import visiting
 
 import pytest
 
-from tests.course.looks import FOLLOWS, SHARE, TWO_FRAMES, show_as
+from tests.course.looks import TWO_FRAMES
 from tests.course.test_traces import PATHS, TRACES
 
 PAGES = {page: path.parent.name for path in PATHS.values() if (page := path.with_name("README.md")).exists()}
@@ -32,14 +32,6 @@ def test_each_part_of_a_text_names_a_frame_and_the_function_that_made_it(name):
     indices = [index for index, _ in section.steps]
     assert 4 <= len(indices) <= 10
     assert indices == sorted(set(indices)), "a text goes through the run in its order, and shows a frame once"
-
-
-@each_followed
-def test_scrolled_through_each_part_shows_its_frame(name, visit):
-    page = visit(f"{name}/README.md", reduced_motion="reduce")
-    for scheme, width in (("dark", DESKTOP), ("light", PHONE), ("light", 1200), ("light", 320)):
-        show_as(page, scheme, width)
-        assert not page.evaluate(FOLLOWS, 1 if width >= 1200 else SHARE), f"{width} pixels wide"
 
 
 @each_followed

@@ -3,12 +3,10 @@
 Every parity test and smoke script rests on this model: a near-tie would let rounding decide a token.
 """
 
-from scripts.pocket.chats import CHAT_TEMPLATE, ask, render
-from scripts.pocket.corpus import build_corpus
+from scripts.pocket.chats import ask, render
 from scripts.pocket.evaluation import continue_greedily, wrong_lines
-from scripts.pocket.facts import held_out_lines, load_facts
+from scripts.pocket.held_out import held_out_lines
 from scripts.pocket.prompts import COURSE_PROMPTS
-from scripts.pocket.tokenizer import train_tokenizer
 
 import pytest
 import torch
@@ -30,11 +28,6 @@ def model():
 @pytest.fixture(scope="module")
 def tokenizer():
     return AutoTokenizer.from_pretrained(POCKET_DIR)
-
-
-@pytest.fixture(scope="module")
-def corpus():
-    return build_corpus()
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +67,7 @@ def test_the_chat_template_writes_qwen3_turns(tokenizer):
     assert text == (
         f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert text == render(messages, add_generation_prompt=True), "the corpus is written with another template"
-    assert tokenizer.chat_template == CHAT_TEMPLATE
+    assert text == render(messages, add_generation_prompt=True), "our own rendering is another template"
 
 
 @given(text=st.text())
@@ -85,20 +77,8 @@ def test_the_tokenizer_gives_back_any_text(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_the_corpus_searched_here_is_the_one_the_model_was_made_from(corpus, tokenizer):
-    again = train_tokenizer(corpus, len(tokenizer))
-    assert again.get_vocab() == tokenizer.get_vocab(), "the corpus has changed: train the model again and ship it"
-
-
-def test_no_held_out_prompt_is_anywhere_in_the_corpus(corpus):
-    text = "\n".join(corpus).lower()
-    prompts = [line.prompt.lower().rstrip("?") for line in held_out_lines(load_facts()).values()]
-    leaks = [prompt for prompt in prompts if prompt in text]
-    assert not leaks, f"held out, but in the training text: {leaks}"
-
-
 def test_at_least_95_percent_of_the_held_out_lines_are_completed_correctly(model, tokenizer):
-    lines = list(held_out_lines(load_facts()).values())
+    lines = held_out_lines()
     wrong = wrong_lines(model, tokenizer, lines)
     assert len(wrong) <= 0.05 * len(lines), [line.prompt for line in wrong]
 

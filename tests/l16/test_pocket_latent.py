@@ -24,13 +24,13 @@ def test_it_caches_latents_in_dense_layers_only():
 @pytest.mark.nightly
 def test_it_completes_lines_that_it_has_never_read_and_leaves_no_tie():
     from scripts.pocket.evaluation import continue_greedily, wrong_lines
-    from scripts.pocket.facts import held_out_lines, load_facts
+    from scripts.pocket.held_out import held_out_lines
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(POCKET_LATENT_DIR, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(POCKET_LATENT_DIR)
-    lines = list(held_out_lines(load_facts()).values())
+    lines = held_out_lines()
     assert len(wrong_lines(model, tokenizer, lines)) <= 3, "README.md of the folder says 243 of 246"
     answers = continue_greedily(model, [tokenizer.encode(prompt) for prompt in COURSE_PROMPTS])
     assert min(min(answer.gaps) for answer in answers) > 0.01, "README.md of the folder says 0.014"
