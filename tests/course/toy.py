@@ -134,7 +134,6 @@ title = "Seats"
 summary = "Hand out seats."
 minutes = 5
 needs = []
-needs_gpu = false
 modules = ["mini_engine/kv/seats.py"]
 tests = ["tests/l0"]
 smoke = ["scripts/l0_smoke.py"]
@@ -158,8 +157,11 @@ lines = 3
 hints = ["a", "b", "c"]
 
 [pitfalls."The last seats go first"]
-change = {module = "mini_engine/kv/seats.py", find = "[:n], self.free[n:]", replace = "[-n:], self.free[:-n]"}
-caught = {tests = ["tests/l0/test_seats.py::test_take_hands_out_the_lowest"], symptom = "lowest free seats"}
+module = "mini_engine/kv/seats.py"
+find = "[:n], self.free[n:]"
+replace = "[-n:], self.free[:-n]"
+tests = ["tests/l0/test_seats.py::test_take_hands_out_the_lowest"]
+symptom = "lowest free seats"
 """
 
 LATER = """id = "l1_later"
