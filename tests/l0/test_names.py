@@ -55,6 +55,8 @@ def sharded(directory, wrong_shard=None):
 
 
 LAYOUTS = {  # (tied, how the tensors are stored)
+    "as transformers writes them": (False, dict),
+    "as transformers writes them, tied": (True, dict),
     "without model.": (False, names(lambda name: name.removeprefix("model."))),
     "without model., tied": (True, names(lambda name: name.removeprefix("model."))),
     "model. twice": (False, names(lambda name: f"model.{name}")),

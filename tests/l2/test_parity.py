@@ -68,16 +68,6 @@ def test_a_pool_of_exactly_the_needed_size_is_enough():
         run(ours, prompt, 9, 16, num_blocks=1)
 
 
-def test_consecutive_requests_reuse_blocks():
-    ours, hf = both("two, tied, wide heads")
-    pool, allocator = poisoned(ours.config, 64), BlockAllocator(4, 16, reserved=0)
-    for seed in range(4):
-        prompt = some_ids(20 + seed, ours.config.vocab_size, seed)
-        sequence = PagedSequence(FlatRequest(prompt), pool, allocator)
-        assert generate(ours, pool, sequence, prompt, 8) == hf_greedy(hf, prompt, 8), f"request {seed}"
-        sequence.release()
-
-
 def test_a_sequence_that_has_already_run_or_has_another_prompt_is_refused():
     ours, _ = both("two, tied, wide heads")
     pool, allocator = FlatKvPool(ours.config, 64), BlockAllocator(4, reserved=0)

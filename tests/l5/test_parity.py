@@ -74,16 +74,6 @@ def test_chunks_of_every_size_give_the_same_tokens(chunk_size):
     check_answers(drain(engine), [18, 11, 3], new_tokens=6)
 
 
-def test_requests_that_arrive_at_different_steps():
-    engine, finished = engine_for(num_blocks=24), {}
-    for length in LENGTHS:
-        add(engine, [length])
-        for _ in range(3):
-            finished |= {r.id: r for r in engine.step().finished}
-    check_answers(finished | drain(engine), LENGTHS)
-    check_empty(engine)
-
-
 @pytest.mark.parametrize("steps", range(1, 13))
 def test_the_only_request_preempted_after_any_step(steps):
     # 21 tokens, chunks of 5, blocks of 8: in mid-prompt after steps 1 to 4; the 4th new token fills a block
