@@ -209,6 +209,16 @@ def _hf_greedy(hf_model, prompt_ids: tuple[int, ...], max_new_tokens: int) -> li
     return out[0, len(prompt_ids) :].tolist()
 
 
+def small_engine(model: Any, chunk: int = 512, budget: int = 512, max_num_seqs: int = 8, **options: Any) -> Any:
+    """Return an engine over a random model, with lesson 0's layers and blocks of 8 tokens."""
+    from mini_engine.assembly.build import build_engine
+    from mini_engine.engine.scheduler_config import SchedulerConfig
+
+    limits = SchedulerConfig(max_num_seqs, max(budget, max_num_seqs), chunk)
+    defaults = dict(block_size=8, kernel="torch", backend="reference", scheduler_config=limits)
+    return build_engine(model, **defaults | options)
+
+
 def ask(
     engine: Any, prompts: Iterable[Sequence[int]], max_tokens: int = 10, name: str = "r", **params: Any
 ) -> list[Any]:
