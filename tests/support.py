@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -175,6 +175,15 @@ def refused(kind: type[Exception], values: str = "") -> Iterator[pytest.Exceptio
     said = str(caught.value)
     assert "\n" not in said, "an error is one sentence on one line"
     assert not (missing := [value for value in values.split() if value not in said]), f"{said!r} lacks {missing}"
+
+
+def ran(main: Callable[..., Any], *arguments: Any, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str, str]:
+    """Run a command in this process: its exit code, and what it prints on stdout and on stderr."""
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        code = stop.code
+    return code, *capsys.readouterr()
 
 
 class OneOf:

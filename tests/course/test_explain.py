@@ -17,7 +17,7 @@ from mini_engine.engine import loop
 from mini_engine.families.qwen3 import load_model
 from mini_engine.kv import contiguous
 from mini_engine.model import qwen3
-from tests.support import both, checkpoint, some_ids, write_checkpoint
+from tests.support import both, checkpoint, ran, some_ids, write_checkpoint
 
 FAMILY = "two, tied, wide heads"
 
@@ -106,8 +106,5 @@ def test_the_command_can_speak_json_and_exits_1_on_a_difference(capsys, tmp_path
     "arguments, words", [(["--lesson", "99"], "there is no lesson 99"), (["--lesson", "x"], "'x'")]
 )
 def test_a_lesson_that_is_not_there_exits_2(capsys, arguments, words):
-    try:
-        code = explain_divergence.main(arguments)
-    except SystemExit as stop:
-        code = stop.code
-    assert code == 2 and words in capsys.readouterr().err
+    code, _, err = ran(explain_divergence.main, *arguments, capsys=capsys)
+    assert code == 2 and words in err

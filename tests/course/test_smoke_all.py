@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +21,8 @@ import pytest
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
 from lessons._course.runner import Spawned
-from tests.course.toy import is_running
+from tests.processes import has_ended, wait_for
+from tests.support import ran
 
 LESSON = """
 id = "l{number}_example"
@@ -94,19 +94,12 @@ child = subprocess.Popen(sleep)
 """
 
 
-def wait_for(is_so, seconds: float = 60) -> bool:
-    end = time.monotonic() + seconds
-    while not (found := is_so()) and time.monotonic() < end:
-        time.sleep(0.02)
-    return found
-
-
 def pids_of(course: Path) -> list[int]:
     return [int(pid) for path in course.glob("pids*") for pid in path.read_text(encoding="utf-8").split()]
 
 
-def are_gone(course: Path) -> Callable[[], bool]:
-    return lambda: not any(map(is_running, pids_of(course)))
+def wait_until_gone(course: Path) -> None:
+    wait_for("no script runs", lambda: all(map(has_ended, pids_of(course))))
 
 
 def test_the_table_has_a_row_for_each_lesson_in_order(course, capfd):
@@ -166,7 +159,8 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked
 def test_what_a_script_leaves_running_ends_with_it(course):
     begins(course, CHILD + "os._exit(3)")
     assert start().wait(60) == 1
-    assert len(pids_of(course)) == 4 and wait_for(are_gone(course))
+    assert len(pids_of(course)) == 4
+    wait_until_gone(course)
 
 
 @LINUX
@@ -179,13 +173,13 @@ def test_ctrl_c_stops_everything_at_once(course, running):
         (course / "heavy.py").write_text(heavy, encoding="utf-8")
     process = start()
     if running:
-        assert wait_for(lambda: len(pids_of(course)) == 4), "both scripts and what they started"
+        wait_for("both scripts and what they started", lambda: len(pids_of(course)) == 4)
     else:
-        assert wait_for((course / "importing").exists)
+        wait_for("the imports", (course / "importing").exists)
     os.killpg(process.pid, signal.SIGINT)
     err = process.communicate(timeout=60)[1]
     assert (process.returncode, err) == (130, "Stopped.\n"), err
-    assert wait_for(are_gone(course))
+    wait_until_gone(course)
 
 
 @pytest.mark.parametrize("only", ["3", "x"])
@@ -204,9 +198,5 @@ def test_every_lesson_of_the_course_has_a_smoke_script():
 @pytest.mark.ci
 @pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "scripts").glob("l*_smoke.py")))
 def test_bad_arguments_of_a_smoke_script_exit_2_with_one_line(script, capsys):
-    try:
-        code = importlib.import_module(f"scripts.{script}").main(["--nonsense"])
-    except SystemExit as stop:
-        code = stop.code
-    err = capsys.readouterr().err
+    code, _, err = ran(importlib.import_module(f"scripts.{script}").main, "--nonsense", capsys=capsys)
     assert code == 2 and "--nonsense" in err and len(err.strip().splitlines()) == 1, err

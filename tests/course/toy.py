@@ -2,7 +2,6 @@
 
 import io
 import os
-import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -289,21 +288,3 @@ def words(verdict: Verdict) -> str:
     """Return a verdict's advice as text."""
     advice = verdict.advice
     return "\n".join([advice.headline, advice.where, *advice.lines, *advice.commands])
-
-
-def assert_ends(pid: int) -> None:
-    """Wait until a killed process is gone, which may take until its new parent reaps it."""
-    for _ in range(600):
-        if not is_running(pid):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"process {pid} is still running")
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{pid}/stat")
-    return not (state.exists() and state.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z")
