@@ -218,6 +218,11 @@ def _hf_greedy(hf_model, prompt_ids: tuple[int, ...], max_new_tokens: int) -> li
     return out[0, len(prompt_ids) :].tolist()
 
 
+def first_difference(got: Sequence[int], want: Sequence[int]) -> int:
+    """Return the place of the first token that differs, or the end of the shorter answer."""
+    return next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
+
+
 def small_engine(model: Any, chunk: int = 512, budget: int = 512, max_num_seqs: int = 8, **options: Any) -> Any:
     """Return an engine over a random model, with lesson 0's layers and blocks of 8 tokens."""
     from mini_engine.assembly.build import build_engine
@@ -250,10 +255,9 @@ def check_answers(requests: Sequence[Any], directory: Path, when: str) -> list[i
         assert not request.error, f"{when}: {request.error}"
         want = hf_greedy(hugging_face(directory), request.prompt_ids, request.params.max_tokens)
         got, num_tokens = request.output_ids, len(request.prompt_ids)
-        first = next((at for at, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
         assert got == want, (
             f"{when}: {num_tokens} prompt tokens, {request.num_cached_tokens} cached, {request.num_preemptions} "
-            f"preemptions: the first token that is not Hugging Face's is number {first}"
+            f"preemptions: the first token that is not Hugging Face's is number {first_difference(got, want)}"
         )
     return [request.num_cached_tokens for request in requests]
 
