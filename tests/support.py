@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -177,6 +177,15 @@ def refused(kind: type[Exception], values: str = "") -> Iterator[pytest.Exceptio
     assert not (missing := [value for value in values.split() if value not in said]), f"{said!r} lacks {missing}"
 
 
+def ran(main: Callable[..., Any], *arguments: Any, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str, str]:
+    """Run a command in this process: its exit code, and what it prints on stdout and on stderr."""
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        code = stop.code
+    return code, *capsys.readouterr()
+
+
 class OneOf:
     """Equals each of a few values: `assert status == OneOf(400, 413)`."""
 
@@ -209,6 +218,21 @@ def _hf_greedy(hf_model, prompt_ids: tuple[int, ...], max_new_tokens: int) -> li
     return out[0, len(prompt_ids) :].tolist()
 
 
+def first_difference(got: Sequence[int], want: Sequence[int]) -> int:
+    """Return the place of the first token that differs, or the end of the shorter answer."""
+    return next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
+
+
+def small_engine(model: Any, chunk: int = 512, budget: int = 512, max_num_seqs: int = 8, **options: Any) -> Any:
+    """Return an engine over a random model, with lesson 0's layers and blocks of 8 tokens."""
+    from mini_engine.assembly.build import build_engine
+    from mini_engine.engine.scheduler_config import SchedulerConfig
+
+    limits = SchedulerConfig(max_num_seqs, max(budget, max_num_seqs), chunk)
+    defaults = dict(block_size=8, kernel="torch", backend="reference", scheduler_config=limits)
+    return build_engine(model, **defaults | options)
+
+
 def ask(
     engine: Any, prompts: Iterable[Sequence[int]], max_tokens: int = 10, name: str = "r", **params: Any
 ) -> list[Any]:
@@ -231,10 +255,9 @@ def check_answers(requests: Sequence[Any], directory: Path, when: str) -> list[i
         assert not request.error, f"{when}: {request.error}"
         want = hf_greedy(hugging_face(directory), request.prompt_ids, request.params.max_tokens)
         got, num_tokens = request.output_ids, len(request.prompt_ids)
-        first = next((at for at, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
         assert got == want, (
             f"{when}: {num_tokens} prompt tokens, {request.num_cached_tokens} cached, {request.num_preemptions} "
-            f"preemptions: the first token that is not Hugging Face's is number {first}"
+            f"preemptions: the first token that is not Hugging Face's is number {first_difference(got, want)}"
         )
     return [request.num_cached_tokens for request in requests]
 

@@ -69,7 +69,6 @@ class Lesson:
     summary: str
     sittings: tuple[Sitting, ...]
     needs: tuple[int, ...]
-    needs_gpu: bool
     modules: tuple[str, ...]
     tests: tuple[str, ...]
     smoke: tuple[str, ...]
@@ -156,7 +155,6 @@ def _lesson(raw: dict, folder: Path) -> Lesson:
         summary=raw["summary"],
         sittings=_sittings(raw),
         needs=tuple(raw.get("needs", ())),
-        needs_gpu=raw.get("needs_gpu", False),
         modules=tuple(raw["modules"]),
         tests=tuple(raw["tests"]),
         smoke=tuple(raw.get("smoke", ())),
@@ -189,17 +187,10 @@ def _task(number: int, raw: dict) -> Task:
 
 
 def _bugs(pitfall: str, raw: dict | list[dict]) -> list[Bug]:
-    """Return a pitfall's bugs: one, or several where its header has double brackets."""
+    """Return a pitfall's bugs: one table, or a list of several."""
+    entries = raw if isinstance(raw, list) else [raw]
     return [
-        Bug(
-            pitfall=pitfall,
-            module=entry["change"]["module"],
-            find=entry["change"]["find"],
-            replace=entry["change"]["replace"],
-            tests=tuple(entry["caught"]["tests"]),
-            symptom=entry["caught"]["symptom"],
-        )
-        for entry in (raw if isinstance(raw, list) else [raw])
+        Bug(pitfall, bug["module"], bug["find"], bug["replace"], tuple(bug["tests"]), bug["symptom"]) for bug in entries
     ]
 
 

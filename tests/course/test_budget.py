@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.costs import Key, times
-from tests.shards import parts_of
+from tests.costs import times
 
 BUDGET = {"": 150.0, "ci": 410.0}  # processor seconds of all tests without a mark, and of CI's
 
@@ -22,14 +21,3 @@ def test_the_tests_stay_within_their_budget(mark):
 
 def test_no_function_of_the_fast_tests_is_dearer_than_a_lesson():
     assert max((cost for key, cost in times().items() if key.mark == ""), default=0.0) <= 15.0
-
-
-def test_shards_are_whole_in_order_and_cost_the_same():
-    tests = [Key(f"f{i % 7}", "nightly") for i in range(700)]
-    recorded = {Key("f3", "nightly"): 1000.0}
-    where = parts_of(tests, 4, recorded)
-    assert where == sorted(where) and set(where) == {1, 2, 3, 4}
-    spent = Counter()
-    for key, part in zip(tests, where, strict=True):
-        spent[part] += recorded.get(key, 0.0) / 100
-    assert max(spent.values()) - min(spent.values()) <= 20.0

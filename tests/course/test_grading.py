@@ -24,6 +24,7 @@ from lessons._course.handed_in import work_folder
 from lessons._course.places import ROOT_VARIABLE
 from mini_engine.base.errors import UserError
 from tests.course.toy import Toy
+from tests.support import ran
 
 RUNNER = {  # what Classroom 50's runner sets
     "CLASSROOM": "kv",
@@ -188,15 +189,6 @@ def test_classroom50_reads_it():
 # Commands
 
 
-def run(main, *arguments: str, capsys) -> tuple[int, str, str]:
-    try:
-        code = main([str(argument) for argument in arguments])
-    except SystemExit as leave:
-        code = leave.code
-    said = capsys.readouterr()
-    return code, said.out, said.err
-
-
 def test_a_class_is_a_table_and_a_file(toy, tmp_path, capsys):
     for name, tasks in {"ada": (1, 2, 3), "bob": (1,)}.items():
         toy.write(*tasks)
@@ -204,7 +196,7 @@ def test_a_class_is_a_table_and_a_file(toy, tmp_path, capsys):
     summary, points = tmp_path / "summary.md", tmp_path / "deep" / "points.json"
     options = ["--lessons", "0", "--summary", summary, "--json-file", points, "--fail-under", "50"]
     folders = [tmp_path / "in" / "ada", tmp_path / "in" / "bob" / "work"]
-    code, out, err = run(grade_script.main, *folders, *options, capsys=capsys)
+    code, out, err = ran(grade_script.main, *folders, *options, capsys=capsys)
     assert code == 1 and "less than 50 %: bob" in err and "graded: ada, lesson 0" in err
     assert re.search(r"ada +45 of 45 +45 of 45", out) and re.search(r"bob +10 of 45", out)
     told = json.loads(points.read_text(encoding="utf-8"))
@@ -215,11 +207,11 @@ def test_a_class_is_a_table_and_a_file(toy, tmp_path, capsys):
 def test_a_submission_s_results_go_where_the_system_looks(toy, tmp_path, capsys, monkeypatch):
     toy.write(1, 2, 3)
     monkeypatch.chdir(toy.places.work.parent)
-    code, out, _ = run(autograder.main, "--lessons", "0", "--format", "classroom50", capsys=capsys)
+    code, out, _ = ran(autograder.main, "--lessons", "0", "--format", "classroom50", capsys=capsys)
     assert code == 0 and out.startswith("45 of 45 points")
     assert json.loads(Path("result.json").read_text(encoding="utf-8"))["score"] == 45
     options = ["--lessons", "0", "--submission", toy.places.work, "--results", tmp_path / "results" / "results.json"]
-    assert run(autograder.main, *options, capsys=capsys)[0] == 0
+    assert ran(autograder.main, *options, capsys=capsys)[0] == 0
     assert len(json.loads((tmp_path / "results" / "results.json").read_text(encoding="utf-8"))["tests"]) == 4
 
 
@@ -234,7 +226,7 @@ def test_a_submission_s_results_go_where_the_system_looks(toy, tmp_path, capsys,
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line(toy, arguments, says, capsys):
-    code, out, err = run(grade_script.main, *arguments, capsys=capsys)
+    code, out, err = ran(grade_script.main, *arguments, capsys=capsys)
     assert code == 2 and not out and says in err and err.count("\n") == 1
 
 
@@ -250,7 +242,7 @@ def test_two_students_of_one_name_are_told_apart(toy, tmp_path, capsys):
     for group in "ab":
         (tmp_path / group / "ada").mkdir(parents=True)
     folders = [tmp_path / "a" / "ada", tmp_path / "b" / "ada"]
-    assert "same name" in run(grade_script.main, *folders, "--lessons", "0", capsys=capsys)[2]
+    assert "same name" in ran(grade_script.main, *folders, "--lessons", "0", capsys=capsys)[2]
 
 
 def test_a_folder_that_holds_work_or_is_work_will_do(tmp_path):

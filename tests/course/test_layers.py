@@ -4,7 +4,6 @@ Protects lesson N from needing lesson N + 1, the labs on the website, which have
 """
 
 import ast
-import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -175,13 +174,6 @@ def test_no_two_scripts_import_each_other():
     )
 
 
-def test_scripts_are_imported_from_the_root():
-    """`import pool_size` would work only in a script in the same folder."""
-    folders = {name.partition(".")[0] for name in SCRIPTS}
-    wrong = {module.path: module.foreign & folders for module in SCRIPTS.values() if module.foreign & folders}
-    assert not wrong, f"write `from scripts import …` or `from scripts.smoke.run import …`: {wrong}"
-
-
 def test_an_earlier_lesson_does_not_need_a_later_one():
     """Lesson N can be loaded without lesson N + 1."""
     wrong = {
@@ -200,14 +192,6 @@ def test_what_puts_an_engine_together_loads_no_lesson_from_8_on():
         if any(map(module.is_in, places)):
             later = {other for other in module.needs if (MODULES[other].lesson or 0) >= 8}
             assert not later, f"{module.path}: import {later} where it is chosen"
-
-
-def test_lessons_0_to_5_speak_of_no_lesson_from_8_on():
-    """Their readers have not met it."""
-    for module in MODULES.values():
-        if module.lesson is not None and module.lesson <= 5:
-            numbers = re.findall(r"lessons?\s+(\d+)", (ROOT / module.path).read_text(encoding="utf-8"), re.IGNORECASE)
-            assert all(int(number) < 8 for number in numbers), f"{module.path} names one of the lessons {numbers}"
 
 
 def test_the_modules_in_a_lesson_s_folder_need_no_later_one():

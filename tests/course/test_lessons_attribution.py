@@ -207,14 +207,6 @@ def test_the_next_task_comes_first_and_the_run_ends_at_the_first_failure(toy):
     assert "python -m lessons check 0 --task 3" in words(verdict) and "python -m lessons watch 0" in words(verdict)
 
 
-def test_a_task_that_is_done_is_praised_and_the_next_one_named(toy):
-    toy.write(1)
-    verdict = check(toy)
-    assert verdict.advice.headline == "Task 1 is done: 2 tests passed."
-    assert verdict.advice.lines[0] == "Next: task 2, hand out seats." and not verdict.passed
-    assert verdict.advice.result.status == "done"
-
-
 def test_the_same_result_is_in_the_terminal_and_in_json(toy):
     toy.write_wrong("return taken", "return taken[::-1]")
     result = json.loads(toy.run("check", "0", "--json").out)["result"]

@@ -223,5 +223,5 @@ def test_a_program_can_read_the_verdict(toy):
     found = json.loads(done.out)
     assert done.code == 1 and found["passed"] is False
     assert [task["state"] for task in found["tasks"]] == ["done", "not written", "not written"]
-    assert found["advice"]["headline"] == "Task 1 is done: 2 tests passed."
+    assert found["advice"]["headline"] == "Task 1 is done: 2 tests passed." and found["result"]["status"] == "done"
     assert found["tests"]["total"] == 2 and found["smoke"]["state"] == "NOT CHECKED"

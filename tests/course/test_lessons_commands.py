@@ -24,7 +24,8 @@ from lessons._course.progress import Entry, Progress
 from lessons._course.runner import Command, Spawned
 from lessons._course.tracks import Plan, Syllabus, Track
 from lessons._course.warm import warm_launch
-from tests.course.toy import Toy, assert_ends
+from tests.course.toy import Toy
+from tests.processes import has_ended, wait_for
 
 ROOT = Places.find().root
 HEAVY = ("torch", "transformers", "numpy", "pytest", "hypothesis", "mini_engine.checkpoint.config")
@@ -316,24 +317,20 @@ def test_watch_checks_again_at_each_save_and_stops_quietly(toy):
             [sys.executable, "-u", "-m", "lessons", "watch", "0"],
             cwd=ROOT, env=os.environ | toy.environment, stdout=out, stderr=out, start_new_session=True,
         )  # fmt: skip
+
+    def said(words: str, times: int = 1) -> None:
+        wait_for(f"{words!r} in {log}", lambda: log.read_text(encoding="utf-8").count(words) >= times)
+
     try:
         for tasks, words in (((), "Task 1 is not written"), ((1,), "Next: task 2"), ((1, 2, 3), "Lesson 0 passes")):
             if tasks:
                 toy.write(*tasks)
-            wait_for(log, words)
-            wait_for(log, "Waiting for changes", times=len(tasks) + 1 if len(tasks) < 2 else 3)
+            said(words)
+            said("Waiting for changes", times=len(tasks) + 1 if len(tasks) < 2 else 3)
     finally:
         os.killpg(watch.pid, signal.SIGINT)
     assert watch.wait(30) == 0
     assert "Stopped." in log.read_text(encoding="utf-8") and "Traceback" not in log.read_text(encoding="utf-8")
-
-
-def wait_for(log, words: str, times: int = 1) -> None:
-    for _ in range(6000):
-        if log.read_text(encoding="utf-8").count(words) >= times:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{words!r} never appeared:\n{log.read_text(encoding='utf-8')}")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a process group")
@@ -351,7 +348,7 @@ def test_ctrl_c_in_a_check_leaves_no_process_and_no_traceback(toy):
     os.killpg(check.pid, signal.SIGINT)
     out, err = check.communicate(timeout=30)
     assert check.returncode == 130 and "Traceback" not in out + err
-    assert_ends(int(seen.read_text(encoding="utf-8")))
+    wait_for("the process is gone", lambda: has_ended(int(seen.read_text(encoding="utf-8"))))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only on Linux are processes forked")
@@ -375,7 +372,8 @@ def test_ctrl_c_while_a_process_starts_leaves_none(launch, toy, tmp_path, monkey
     command = Command([str(script)], python_environment(toy.places), tmp_path, tmp_path / "out", tmp_path / "err")
     with pytest.raises(KeyboardInterrupt):
         launch(command)
-    assert_ends(pids[0])
+    monkeypatch.undo()  # `has_ended` starts ps
+    wait_for("the process is gone", lambda: has_ended(pids[0]))
     assert not (tmp_path / "woke").exists(), "it was waited for instead of killed"
 
 

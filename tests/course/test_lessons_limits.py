@@ -12,7 +12,8 @@ import pytest
 from lessons._course import limits
 from lessons._course.limits import MOST_TIMES, USUAL_SECONDS, TotalLimit, slowness
 from lessons._course.runner import Spawned
-from tests.course.toy import Toy, assert_ends, check, states, words
+from tests.course.toy import Toy, check, states, words
+from tests.processes import has_ended, wait_for
 
 
 @pytest.mark.parametrize("times, expected", [(0.5, 1.0), (3.0, 3.0)])
@@ -123,7 +124,7 @@ def test_nothing_is_left_running_after_the_time_limit(toy):
     start = f"        import subprocess, sys\n        subprocess.run([sys.executable, '-c', {command!r}])"
     toy.write_wrong("        return taken", start)
     check_until(toy, lambda: seen.exists() and seen.read_text(encoding="utf-8"))
-    assert_ends(int(seen.read_text(encoding="utf-8")))
+    wait_for("the process is gone", lambda: has_ended(int(seen.read_text(encoding="utf-8"))))
 
 
 def test_an_endless_loop_at_module_level_is_suspected_at_the_time_limit(toy):

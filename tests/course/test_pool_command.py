@@ -12,6 +12,7 @@ import pytest
 
 from mini_engine.__main__ import main
 from mini_engine.model.kinds import FULL, SLIDING
+from tests.support import ran
 
 MOE = dict(model_type="qwen3_moe", num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4, head_dim=128)
 MLA = dict(model_type="deepseek_v2", num_hidden_layers=27, num_attention_heads=16, kv_lora_rank=512)
@@ -29,11 +30,7 @@ MIB = 2**20
 def run(capsys, tmp_path, config, *options):
     """Return what the command returns and prints for this config.json."""
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    try:
-        code = main(["pool", str(tmp_path), *options])
-    except SystemExit as stop:
-        code = stop.code
-    return code, *capsys.readouterr()
+    return ran(main, "pool", tmp_path, *options, capsys=capsys)
 
 
 @pytest.mark.parametrize(

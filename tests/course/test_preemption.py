@@ -7,8 +7,6 @@ engine around a model that only reads what was written. Latents need what dense 
 
 import random
 
-from scripts.smoke.steps import steps_of
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,11 +32,6 @@ FAMILIES = {
     "hybrid without checkpoints": lambda num_blocks: Hybrid(PLACES, 0, num_blocks, SIZE, 8).manager,
 }
 each_family = pytest.mark.parametrize("family", FAMILIES)
-
-
-def run_out(engine, preempt=False):
-    for _ in steps_of(engine, preempt):
-        pass
 
 
 def engine_of(family, num_blocks, policy="fcfs", places=PLACES, watermark=0.0):
@@ -118,29 +111,3 @@ def test_requests_are_preempted_at_all(family):
         world.finish()
         total += world.engine.scheduler.num_preemptions
     assert total > 3
-
-
-@each_family
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_what_gives_its_place_up_again_and_again_ends(family, every, monkeypatch):
-    """As in a smoke script: what the newest request holds is taken back every few steps, also of the only one."""
-    monkeypatch.setattr("scripts.smoke.steps.PREEMPT_EVERY", every)
-    engine, chance = engine_of(family, 60), random.Random(0)
-    requests = [engine.add_request(f"r{i}", prompt_of(chance, 60), greedy(8)) for i in range(3)]
-    run_out(engine, preempt=True)
-    assert engine.scheduler.num_preemptions > 3
-    assert [r.output_ids for r in requests] == [expected_answer(r.prompt_ids, 8) for r in requests]
-
-
-def test_steps_that_lead_nowhere_end_by_themselves():
-    engine = engine_of("plain", 60)
-    engine.add_request("r", [1] * 20, greedy(3))
-
-    def step_and_begin_again(step=engine.step):
-        result = step()
-        engine.scheduler.preempt(engine.scheduler.running[0])
-        return result
-
-    engine.step = step_and_begin_again
-    with pytest.raises(RuntimeError):
-        run_out(engine)

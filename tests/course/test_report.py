@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from mini_engine.base.errors import UserError
-from mini_engine.gpu.graphs import no_graph
 from tests.course.reports import T4, machine, report
 
 # ---------------------------------------------------------------- schema
@@ -116,32 +115,6 @@ def test_a_kernel_that_cannot_work_here_is_left_out(monkeypatch):
     monkeypatch.setattr(kernels.registry, "load_kernel", refuse)
     found = kernels.check("attention", "cpu", "float32", "cpu")
     assert (found.status, found.why) == ("left out", "it needs a compiler")
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("bench"))  # where the random weights are written
-        yield speed.Bench(quick=True, shape="pocket")
-
-
-@pytest.mark.parametrize("load", speed.LOADS)
-def test_a_load_is_measured(load, bench):
-    found = bench.speed(load, 3, 0.0)
-    assert found.status == "ok" and found.tokens_per_second > 0 and found.runs == 1
-    assert (found.step_ms is not None) == (found.memory_share is not None) == (load == "decode")
-    assert (found.times is not None) == (load == "shared beginning")
-    assert schema.built(schema.Speed, asdict(found), "it") == found
-
-
-@pytest.mark.parametrize("pair", speed.PAIRS, ids=" / ".join)
-def test_two_ways_are_compared(pair, bench):
-    """Without a GPU: padded steps without a graph for captured ones, C++ for Triton."""
-    found = speed.Pairs(bench, no_graph).compare(*pair, 2, 0.0)
-    assert (
-        found.status == "ok" and found.first_ms > 0 and found.times == pytest.approx(found.second_ms / found.first_ms)
-    )
-    assert 0 <= found.equal <= 2
 
 
 # ---------------------------------------------------------------- a run

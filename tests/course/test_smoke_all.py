@@ -21,6 +21,8 @@ import pytest
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
 from lessons._course.runner import Spawned
+from tests.processes import has_ended, wait_for
+from tests.support import ran
 
 LESSON = """
 id = "l{number}_example"
@@ -68,11 +70,11 @@ def run(capfd, *arguments: str) -> tuple[int, str, str]:
     return code, *capfd.readouterr()
 
 
-def start(*arguments: str) -> subprocess.Popen:
+def start() -> subprocess.Popen:
     """Start `smoke_all.py` as a command in a process group of its own. Before it forks, it imports only `heavy`."""
     lines = ["import sys", f"sys.path.insert(0, {str(ROOT)!r})", "from scripts import smoke_all"]
     lines += ["from scripts.smoke import processes", "processes.HEAVY[:] = ['heavy']"]
-    command = [sys.executable, "-c", "\n".join([*lines, f"sys.exit(smoke_all.main({arguments!r}))"])]
+    command = [sys.executable, "-c", "\n".join([*lines, "sys.exit(smoke_all.main([]))"])]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
     env = os.environ | {"PYTHONPATH": os.environ["KV_COURSE_ROOT"]}
     return subprocess.Popen(command, start_new_session=True, env=env, **pipes)
@@ -92,23 +94,12 @@ child = subprocess.Popen(sleep)
 """
 
 
-def wait_for(is_so, seconds: float = 60) -> bool:
-    end = time.monotonic() + seconds
-    while not (found := is_so()) and time.monotonic() < end:
-        time.sleep(0.02)
-    return found
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended, reaped or not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 def pids_of(course: Path) -> list[int]:
     return [int(pid) for path in course.glob("pids*") for pid in path.read_text(encoding="utf-8").split()]
+
+
+def wait_until_gone(course: Path) -> None:
+    wait_for("no script runs", lambda: all(map(has_ended, pids_of(course))))
 
 
 def test_the_table_has_a_row_for_each_lesson_in_order(course, capfd):
@@ -161,27 +152,15 @@ def test_a_script_that_hangs_is_killed(course, capfd, monkeypatch):
     assert code == 1 and "so far" in out and "500 s" in out
 
 
-POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups are POSIX's")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
-
-
-@POSIX
-@pytest.mark.parametrize(
-    "crash, code", [("os._exit(0)", 1), ("os._exit(7)", 7), ("os.kill(os.getpid(), 11)", -11), ("1 / 0", 1)]
-)
-def test_a_script_that_dies_fails_alone(course, crash, code):
-    begins(course, f"if sys.argv[1] == '1':\n    print('so far', flush=True)\n    {crash}")
-    process = start()
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 1 and "1 of 2 lessons failed: 1." in out
-    assert f"so far\nexit code {code};" in out or (crash == "1 / 0" and "ZeroDivisionError" in out), out
 
 
 @LINUX
 def test_what_a_script_leaves_running_ends_with_it(course):
     begins(course, CHILD + "os._exit(3)")
     assert start().wait(60) == 1
-    assert len(pids_of(course)) == 4 and wait_for(lambda: all(map(is_gone, pids_of(course))))
+    assert len(pids_of(course)) == 4
+    wait_until_gone(course)
 
 
 @LINUX
@@ -194,13 +173,13 @@ def test_ctrl_c_stops_everything_at_once(course, running):
         (course / "heavy.py").write_text(heavy, encoding="utf-8")
     process = start()
     if running:
-        assert wait_for(lambda: len(pids_of(course)) == 4), "both scripts and what they started"
+        wait_for("both scripts and what they started", lambda: len(pids_of(course)) == 4)
     else:
-        assert wait_for((course / "importing").exists)
+        wait_for("the imports", (course / "importing").exists)
     os.killpg(process.pid, signal.SIGINT)
     err = process.communicate(timeout=60)[1]
     assert (process.returncode, err) == (130, "Stopped.\n"), err
-    assert wait_for(lambda: all(map(is_gone, pids_of(course))))
+    wait_until_gone(course)
 
 
 @pytest.mark.parametrize("only", ["3", "x"])
@@ -219,9 +198,5 @@ def test_every_lesson_of_the_course_has_a_smoke_script():
 @pytest.mark.ci
 @pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "scripts").glob("l*_smoke.py")))
 def test_bad_arguments_of_a_smoke_script_exit_2_with_one_line(script, capsys):
-    try:
-        code = importlib.import_module(f"scripts.{script}").main(["--nonsense"])
-    except SystemExit as stop:
-        code = stop.code
-    err = capsys.readouterr().err
+    code, _, err = ran(importlib.import_module(f"scripts.{script}").main, "--nonsense", capsys=capsys)
     assert code == 2 and "--nonsense" in err and len(err.strip().splitlines()) == 1, err

@@ -2,7 +2,6 @@
 
 import io
 import os
-import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,7 +133,6 @@ title = "Seats"
 summary = "Hand out seats."
 minutes = 5
 needs = []
-needs_gpu = false
 modules = ["mini_engine/kv/seats.py"]
 tests = ["tests/l0"]
 smoke = ["scripts/l0_smoke.py"]
@@ -158,8 +156,11 @@ lines = 3
 hints = ["a", "b", "c"]
 
 [pitfalls."The last seats go first"]
-change = {module = "mini_engine/kv/seats.py", find = "[:n], self.free[n:]", replace = "[-n:], self.free[:-n]"}
-caught = {tests = ["tests/l0/test_seats.py::test_take_hands_out_the_lowest"], symptom = "lowest free seats"}
+module = "mini_engine/kv/seats.py"
+find = "[:n], self.free[n:]"
+replace = "[-n:], self.free[:-n]"
+tests = ["tests/l0/test_seats.py::test_take_hands_out_the_lowest"]
+symptom = "lowest free seats"
 """
 
 LATER = """id = "l1_later"
@@ -287,21 +288,3 @@ def words(verdict: Verdict) -> str:
     """Return a verdict's advice as text."""
     advice = verdict.advice
     return "\n".join([advice.headline, advice.where, *advice.lines, *advice.commands])
-
-
-def assert_ends(pid: int) -> None:
-    """Wait until a killed process is gone, which may take until its new parent reaps it."""
-    for _ in range(600):
-        if not is_running(pid):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"process {pid} is still running")
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{pid}/stat")
-    return not (state.exists() and state.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z")

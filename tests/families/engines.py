@@ -23,7 +23,7 @@ from mini_engine.kv.memories import Memories
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.windows.memory import WindowMemory
 from tests.families.rows import BLOCK, INTERVAL, Model
-from tests.support import some_ids
+from tests.support import hugging_face, some_ids
 
 NEW = 10  # tokens of an answer: more than a block
 VOCAB = 130  # every shape has so many tokens
@@ -133,19 +133,12 @@ def answered(
 _RIGHT: dict[tuple[Model, tuple[int, ...]], list[int]] = {}  # the longest answers that were found right so far
 
 
-@functools.cache
-def hugging_face(model: Model) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32).eval()
-
-
 @torch.inference_mode()
 def hf_logits(model: Model, texts: Sequence[Sequence[int]]) -> list[Tensor]:
     """Return Hugging Face's logits behind each token of texts, `[len(text), vocab]` each."""
     longest = max(map(len, texts))
     ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])  # no token sees the zeros
-    rows = hugging_face(model)(ids, use_cache=False).logits
+    rows = hugging_face(model.path)(ids, use_cache=False).logits
     return [row[: len(text)] for row, text in zip(rows, texts, strict=True)]
 
 
@@ -207,12 +200,6 @@ def memories_of(engine: Engine) -> list[Any]:
     memory = getattr(coordinator, "memory", None)
     memories = memory.memories if isinstance(memory, Memories) else [memory]
     return [one for one in memories if isinstance(one, StateMemory | WindowMemory)]
-
-
-def store_of(engine: Engine) -> Any:
-    """Return the tiers' store of an engine."""
-    coordinator: Any = engine.scheduler.manager.coordinator
-    return coordinator.connector.block_store
 
 
 def tree_of(engine: Engine) -> Any:

@@ -4,7 +4,6 @@ Adding a family is one more Row, and no test file: its name, how transformers wr
 """
 
 import functools
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from mini_engine.model.kinds import FULL
 from tests.families import towers
 from tests.families.towers import beside_a_tower
 from tests.shared import hybrids, latents, lfm3, windows
-from tests.support import FAMILIES, write_checkpoint
+from tests.support import FAMILIES, new_folder, write_checkpoint
 
 BLOCK = 8  # tokens in a block, and
 INTERVAL = 16  # between two checkpoints of states, in the engines of all tests
@@ -77,9 +76,7 @@ def written_as(
 
     @functools.cache
     def path_of(shape: str) -> Path:
-        keeper = tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True)
-        _KEEPERS.append(keeper)  # removed when the test process ends
-        return write(Path(keeper.name), architecture=architecture, **shapes[shape])
+        return write(new_folder(), architecture=architecture, **shapes[shape])
 
     return path_of
 
@@ -89,7 +86,6 @@ def window_of(shape: str) -> int:
     return windows.FAMILIES[shape]
 
 
-_KEEPERS: list[tempfile.TemporaryDirectory] = []
 QWEN3 = {
     "two, tied, wide heads": FAMILIES["two, tied, wide heads"],
     "131 tokens": dict(vocab_size=131, num_key_value_heads=4),  # a prime: two ranks cannot share them evenly

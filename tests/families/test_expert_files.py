@@ -3,12 +3,8 @@
 Protects readers from a checkpoint whose experts are swapped, lost or counted twice.
 """
 
-import json
-import shutil
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from mini_engine.assembly import build
 from mini_engine.assembly.loading import load, reader_of
@@ -18,9 +14,10 @@ from mini_engine.engine.runner import ModelRunner
 from mini_engine.experts.experts import Experts
 from mini_engine.gpu import graphs
 from mini_engine.kv.block_tensor import KvPool
-from tests.families.engines import NEW, hf_logits, hugging_face, prompts_of, right
+from tests.families.engines import prompts_of
 from tests.families.rows import MODELS, parametrized, some
-from tests.support import refused
+from tests.l0.edits import rewritten, sharded
+from tests.support import hugging_face, refused
 
 SPARSE = [model for models in MODELS for model in models if "experts" in model.family]
 QWEN3, QWEN3_5 = (
@@ -29,36 +26,7 @@ QWEN3, QWEN3_5 = (
 each = parametrized(some(SPARSE))
 
 
-@parametrized(some([model for model in SPARSE if "Qwen" in model.family]))
-def test_no_two_experts_are_nearly_as_probable(model):
-    """Otherwise rounding, not the code, would decide which one a token of the suite passes."""
-    gaps, texts = [], [[*prompt, *right(model, prompt, NEW)] for prompt in prompts_of(model)]
-
-    def note(router, _, out):
-        scores = out[0].float().sort(-1, descending=True).values
-        if router.top_k < scores.shape[-1]:
-            gaps.append((scores[:, router.top_k - 1] - scores[:, router.top_k]).min().item())
-
-    routers = [module for module in hugging_face(model).modules() if type(module).__name__.endswith("TopKRouter")]
-    hooks = [router.register_forward_hook(note) for router in routers]
-    for text in texts:
-        hf_logits(model, [text])
-    for hook in hooks:
-        hook.remove()
-    assert routers and min(gaps, default=1.0) > 1e-4
-
-
 # ---------------------------------------------------------------- files
-
-
-def rewritten(model, directory, tensors=lambda found: found, config=lambda found: found):
-    """Copy a checkpoint to one file, changed."""
-    shutil.copytree(model.path, directory, ignore=shutil.ignore_patterns("*.safetensors*"))
-    path, weights = directory / "config.json", directory / "model.safetensors"
-    path.write_text(json.dumps(config(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
-    found = {name: tensor for file in model.path.glob("*.safetensors") for name, tensor in load_file(file).items()}
-    save_file({name: tensor.contiguous() for name, tensor in tensors(found).items()}, weights)
-    return directory
 
 
 def in_one_tensor(found):
@@ -95,7 +63,7 @@ def same_weights(one, other):
 
 @each
 def test_experts_in_one_tensor_are_those_in_many(model, tmp_path, capsys):
-    together = rewritten(model, tmp_path / "together", in_one_tensor)
+    together = rewritten(model.path, tmp_path / "together", in_one_tensor)
     capsys.readouterr()  # of transformers, if it has just written the checkpoint
     assert same_weights(load(together, "float32", "cpu"), load(model.path, "float32", "cpu"))
     assert capsys.readouterr().err == ""
@@ -106,16 +74,8 @@ def test_experts_in_one_tensor_are_those_in_many(model, tmp_path, capsys):
 
 @parametrized(some([QWEN3, QWEN3_5]))
 def test_shards_hold_parts_of_a_layer_s_experts(model, tmp_path):
-    found = load_file(model.path / "model.safetensors")
-    names = sorted(found)
-    shutil.copytree(model.path, tmp_path / "shards")
-    (tmp_path / "shards" / "model.safetensors").unlink()
-    where = {name: f"model-{index % 3}.safetensors" for index, name in enumerate(names)}
-    for file in set(where.values()):
-        save_file({name: found[name] for name in names if where[name] == file}, tmp_path / "shards" / file)
-    index = tmp_path / "shards" / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": where}), encoding="utf-8")
-    assert same_weights(load(tmp_path / "shards", "float32", "cpu"), load(model.path, "float32", "cpu"))
+    shards = sharded(rewritten(model.path, tmp_path / "shards"))
+    assert same_weights(load(shards, "float32", "cpu"), load(model.path, "float32", "cpu"))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -123,13 +83,13 @@ def test_shards_hold_parts_of_a_layer_s_experts(model, tmp_path):
 def test_a_model_with_a_vision_tower_is_its_text_part(tmp_path, capsys, tensors):
     from transformers import AutoModelForCausalLM
 
-    directory = rewritten(QWEN3_5, tmp_path / "both", tensors, nested)
+    directory = rewritten(QWEN3_5.path, tmp_path / "both", tensors, nested)
     assert same_weights(load(directory, "float32", "cpu"), load(QWEN3_5.path, "float32", "cpu"))
     assert capsys.readouterr().err == "", "what belongs to the family is no reason for a warning"
     theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     ids = torch.tensor([prompts_of(QWEN3_5)[-1]])
     with torch.inference_mode():
-        torch.testing.assert_close(theirs(ids).logits, hugging_face(QWEN3_5)(ids).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(theirs(ids).logits, hugging_face(QWEN3_5.path)(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 def without(part):
@@ -153,7 +113,7 @@ def cut(part, rows):
 )
 def test_experts_that_are_not_whole_are_refused(tmp_path, tensors, words):
     with refused(UserError, words):
-        load(rewritten(QWEN3, tmp_path / "broken", tensors), "float32", "cpu")
+        load(rewritten(QWEN3.path, tmp_path / "broken", tensors), "float32", "cpu")
 
 
 def test_a_weight_that_is_not_finite_is_refused(tmp_path):
@@ -162,7 +122,7 @@ def test_a_weight_that_is_not_finite_is_refused(tmp_path):
         return found
 
     with refused(UserError, "model.layers.1.mlp.experts.gate_up_proj"):
-        load(rewritten(QWEN3, tmp_path / "broken", broken), "float32", "cpu")
+        load(rewritten(QWEN3.path, tmp_path / "broken", broken), "float32", "cpu")
 
 
 # ---------------------------------------------------------------- ranks and devices

@@ -2,12 +2,11 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mini_engine import LLM, SamplingParams
@@ -18,19 +17,11 @@ from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.tiers.opening import stored_digest, weights_digest
 from tests.families import towers
 from tests.families.rows import FIRST, FIRST_KIN, Model, parametrized, some
+from tests.l0.edits import rewritten
 from tests.support import refused
 
 Tensors = Mapping[str, Tensor]
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-
-
-def copied(source: Path, target: Path, change: Callable[[Tensors], Tensors]) -> Path:
-    """Copy a checkpoint to one file, with its tensors changed."""
-    tensors = {name: tensor for file in source.glob("*.safetensors") for name, tensor in load_file(file).items()}
-    target.mkdir()
-    shutil.copy(source / "config.json", target)
-    save_file({name: tensor.clone() for name, tensor in change(tensors).items()}, target / "model.safetensors")
-    return target
 
 
 def odd(tensors: Tensors) -> Tensors:
@@ -46,7 +37,7 @@ def odd(tensors: Tensors) -> Tensors:
 def test_odd_names_and_other_classes_heads_are_no_reason_to_refuse(model: Model, tmp_path, capsys):
     plain = dict(load(model.path, "float32", "cpu").named_parameters())
     capsys.readouterr()
-    ours = load(copied(model.path, tmp_path / "odd", odd), "float32", "cpu")
+    ours = load(rewritten(model.path, tmp_path / "odd", odd), "float32", "cpu")
     assert {name for name, weight in ours.named_parameters() if not torch.equal(weight, plain.pop(name))} == set()
     assert not plain
     [warning] = capsys.readouterr().err.splitlines()
@@ -83,7 +74,7 @@ def test_a_gemma_s_text_is_found_wherever_it_lies(tmp_path, capsys, change, shap
     path = towers.beside_a_tower("Gemma3", towers.GEMMA)(shape)
     plain = dict(load(path, "float32", "cpu").named_parameters())
     capsys.readouterr()
-    ours = dict(load(copied(path, tmp_path / "other", change), "float32", "cpu").named_parameters())
+    ours = dict(load(rewritten(path, tmp_path / "other", change), "float32", "cpu").named_parameters())
     assert ours.keys() == plain.keys() and all(torch.equal(ours[name], plain[name]) for name in plain)
     assert capsys.readouterr().err == "", "a vision tower is no reason for a warning"
 

@@ -19,12 +19,12 @@ from tests.families.engines import (
     loaded,
     prompt_of,
     prompts_of,
-    store_of,
     whole,
 )
 from tests.families.in_threads import engine_over, ranks_of
 from tests.families.rows import FIRST, each_exact, each_family, each_kind, nightly, parametrized, some
 from tests.l18.ranks import started
+from tests.support import store_of
 
 PATHS = {
     "chunks": {"limits": limits_of(7, 24)},

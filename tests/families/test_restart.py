@@ -9,14 +9,10 @@ from tests.families.engines import (
     LONG,
     TIERS,
     answered,
-    ask,
-    check,
     check_nothing_is_lost,
-    drain,
     engine_of,
     memories_of,
     prompts_of,
-    store_of,
     whole,
 )
 from tests.families.rows import (
@@ -24,7 +20,6 @@ from tests.families.rows import (
     FIRST,
     FORMATS,
     OTHERS,
-    ROUNDED,
     Model,
     each_family,
     each_format,
@@ -32,6 +27,7 @@ from tests.families.rows import (
     parametrized,
     some,
 )
+from tests.support import store_of
 
 
 def kept_by(model, folder, prompts=(LONG,), **options):
@@ -105,15 +101,3 @@ def test_another_engine_s_records_are_not_found(model, what, tmp_path):
     assert answered(engine, other, "beside another's", [LONG]) == [0]
     assert not store_of(engine).restored_tokens
     store_of(engine).tiers.close()
-
-
-@parametrized(some(ROUNDED, nightly))
-def test_rows_of_one_format_are_not_read_as_another_s(model, tmp_path):
-    kept_by(model, tmp_path)
-    for kv_dtype in {"auto", *FORMATS} - {model.kv_dtype}:
-        other = Model(model.family, model.shape, model.row, kv_dtype)
-        engine = engine_of(other, kv_cache_dir=tmp_path, **TIERS)
-        requests = ask(engine, [LONG])
-        drain(engine)
-        assert check(other, requests, f"{model.kv_dtype} as {kv_dtype}") == [0]
-        store_of(engine).tiers.close()

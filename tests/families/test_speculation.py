@@ -21,10 +21,10 @@ from tests.families.engines import (
     prompt_of,
     prompts_of,
     right,
-    store_of,
 )
 from tests.families.rows import each_family, each_kind, nightly
 from tests.l14.toys import ANY_LOAD, Always
+from tests.support import store_of
 
 NEW = 20
 PATHS = {"tiers": TIERS, "padded": {"capture": no_graph}, "packed": {"backend": "packed", "kernel": "auto"}}

@@ -14,11 +14,11 @@ from tests.families.engines import (
     forget,
     limits_of,
     prompts_of,
-    store_of,
     tree_of,
     whole,
 )
 from tests.families.rows import each_family, each_format
+from tests.support import store_of
 
 [WHOLE] = whole([LONG])
 

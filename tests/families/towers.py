@@ -1,7 +1,6 @@
 """Course machinery. Checkpoints whose text model lies beside a vision tower, as transformers writes the whole class."""
 
 import functools
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from scripts.pocket.models import start_time_steps
 import torch
 
 from tests.shared import hybrids
-from tests.support import BASE
+from tests.support import BASE, new_folder
 
 SHARDS = dict(max_shard_size="100KB")
 IMAGES: dict[str, Any] = {  # the rest of config.json: a tiny tower, and ids in place of images
@@ -82,11 +81,6 @@ def beside_a_tower(architecture: str, shapes: Mapping[str, Mapping[str, Any]]) -
 
     @functools.cache
     def path_of(shape: str) -> Path:
-        keeper = tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True)
-        _KEEPERS.append(keeper)  # removed when the test process ends
-        return write(Path(keeper.name), architecture, **shapes[shape])
+        return write(new_folder(), architecture, **shapes[shape])
 
     return path_of
-
-
-_KEEPERS: list[tempfile.TemporaryDirectory] = []

@@ -106,22 +106,14 @@ def cases(draw, kernel):
     )
 
 
-def check_any(kernel, max_examples):
-    @settings(max_examples=max_examples)
-    @given(case=cases(kernel))
+@pytest.mark.parametrize("examples", [25, pytest.param(400, marks=pytest.mark.nightly)])
+def test_any_batch(quick, examples):
+    @settings(max_examples=examples)
+    @given(case=cases(quick))
     def holds(case):
-        kernel.check(case, "any batch")
+        quick.check(case, "any batch")
 
     holds()
-
-
-def test_any_batch(quick):
-    check_any(quick, 25)
-
-
-@pytest.mark.nightly
-def test_any_of_many_batches(quick):
-    check_any(quick, 400)
 
 
 # ---------------------------------------------------------------- a crowd: what is read once for many changes nothing

@@ -63,13 +63,3 @@ def test_no_number_of_a_step_makes_another_kernel():
     for kernel in (_attend, _merge):
         numbers = {"num_seqs", "max_blocks", "tiles", "splits"} & set(kernel.arg_names)
         assert numbers <= {param.name for param in kernel.params if param.do_not_specialize}
-
-
-def test_the_paper_s_figures():
-    load = Load(num_seqs=2, q_len=1, kv_len=1000, dtype="bfloat16", heads=4, kv_heads=2, dim=10)
-    assert load.bytes_moved == 2 * 2 * 1000 * 2 * 10 * 2 + 2 * 2 * 4 * 10 * 2, "keys and values, queries and results"
-    assert load.operations == 2 * 4 * 1000 * 10 * 4, "two products of dim, for every query head and key"
-    assert Load(1, 3, 3, "float32", 1, 1, 1).operations == 4 * (1 + 2 + 3), "a query sees no later key"
-    loads = [Load(1, 1, 1000, "float16", 2, 2, 128, kv_dtype=kv_dtype) for kv_dtype in FORMATS]
-    moved = [load.bytes_moved - 2 * 2 * 128 * 2 for load in loads]  # without queries and results
-    assert moved == [2 * 1000 * 2 * size for size in (256, 132, 80)]

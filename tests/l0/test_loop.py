@@ -8,7 +8,7 @@ import torch
 from mini_engine.base.errors import UserError
 from mini_engine.engine import loop
 from mini_engine.kv.no_cache import NoCache, Recompute
-from tests.support import FAMILIES, both, hf_greedy, must_raise, some_ids
+from tests.support import FAMILIES, both, first_difference, hf_greedy, must_raise, some_ids
 
 
 @dataclass
@@ -233,16 +233,3 @@ def test_tokens_equal_hugging_face_after_a_thousand_tokens():
     ours, hf = both("two, tied, wide heads")
     prompt = some_ids(1000, ours.config.vocab_size)
     assert loop.generate(ours, NoCache(), Recompute(), prompt, 4) == hf_greedy(hf, prompt, 4)
-
-
-@pytest.mark.parametrize("prompt, new_tokens", [([], 1), ([1, 160], 1), ([-1], 1), ([1] * 2000, 49), ([1], -1)])
-def test_a_prompt_that_cannot_run_is_refused_before_anything_runs(prompt, new_tokens):
-    ours, _ = both("two, tied, wide heads")
-    sequence = LastTwo()
-    with must_raise(UserError, "a prompt that cannot run is refused: model.config.check_prompt says why"):
-        loop.generate(ours, NoCache(), sequence, prompt, new_tokens)
-    assert sequence.events == [], "check the prompt before the first plan"
-
-
-def first_difference(got, want):
-    return next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))

@@ -1,16 +1,12 @@
 """Lesson 0. Names of stored tensors: what transformers finds under another name, or leaves out, is not refused."""
 
-import json
-import shutil
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.names import EMBEDDING, HEAD
 from mini_engine.families.qwen3 import load_model
-from tests.l0.edits import edit_tensors
+from tests.l0.edits import rewritten, sharded
 from tests.support import refused
 
 FREQUENCIES = "model.layers.0.self_attn.rotary_emb.inv_freq"
@@ -32,29 +28,9 @@ def without(*lost):
     return lambda tensors: {name: tensor for name, tensor in tensors.items() if name not in lost}
 
 
-def changed(base, target, change):
-    """Return a copy of a checkpoint with other tensors."""
-    shutil.copytree(base, target)
-    return edit_tensors(target, change)
-
-
-def sharded(directory, wrong_shard=None):
-    """Divide a checkpoint into two shards and an index. `wrong_shard`: a tensor that the index places wrongly."""
-    tensors = load_file(directory / "model.safetensors")
-    (directory / "model.safetensors").unlink()
-    shards = {"a.safetensors": sorted(tensors)[::2], "b.safetensors": sorted(tensors)[1::2]}
-    for file, held in shards.items():
-        save_file({name: tensors[name] for name in held}, directory / file)
-    places = {name: file for file, held in shards.items() for name in held}
-    if wrong_shard:
-        places[wrong_shard] = next(file for file in shards if file != places[wrong_shard])
-    (directory / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8"
-    )
-    return directory
-
-
 LAYOUTS = {  # (tied, how the tensors are stored)
+    "as transformers writes them": (False, dict),
+    "as transformers writes them, tied": (True, dict),
     "without model.": (False, names(lambda name: name.removeprefix("model."))),
     "without model., tied": (True, names(lambda name: name.removeprefix("model."))),
     "model. twice": (False, names(lambda name: f"model.{name}")),
@@ -79,7 +55,7 @@ def test_parameters_are_those_that_transformers_finds(bases, tmp_path, layout, i
     from transformers import AutoModelForCausalLM
 
     tied, change = LAYOUTS[layout]
-    directory = changed(bases[tied], tmp_path / "model", change)
+    directory = rewritten(bases[tied], tmp_path / "model", change)
     if in_shards:
         sharded(directory)
     ours = dict(load_model(directory).named_parameters())
@@ -93,14 +69,14 @@ def test_parameters_are_those_that_transformers_finds(bases, tmp_path, layout, i
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_tensor_that_a_model_does_without_is_worth_one_line_unless_it_is_recomputed(bases, tmp_path, capsys, layout):
     tied, change = LAYOUTS[layout]
-    load_model(changed(bases[tied], tmp_path / "model", change))
+    load_model(rewritten(bases[tied], tmp_path / "model", change))
     said = capsys.readouterr().err
     extra = layout.startswith(("a bias", "a layer", "another", "one parameter"))
     assert said.count("\n") == extra, said
 
 
 def test_a_tensor_is_read_from_the_shard_that_holds_it(bases, tmp_path):
-    directory = sharded(changed(bases[False], tmp_path / "model", dict), wrong_shard="model.norm.weight")
+    directory = sharded(rewritten(bases[False], tmp_path / "model", dict), wrong_shard="model.norm.weight")
     assert torch.equal(load_model(directory).model.norm.weight, load_model(bases[False]).model.norm.weight)
 
 
@@ -118,7 +94,7 @@ LACKING = {  # (tied, how the tensors are stored, what the sentence must name)
 @pytest.mark.parametrize("in_shards", [False, True], ids=["one file", "shards"])
 def test_a_model_that_is_not_whole_is_refused(bases, tmp_path, what, in_shards):
     tied, change, values = LACKING[what]
-    directory = changed(bases[tied], tmp_path / "model", change)
+    directory = rewritten(bases[tied], tmp_path / "model", change)
     if in_shards:
         sharded(directory)
     with refused(UserError, values):

@@ -1,4 +1,4 @@
-"""Lesson 0. Loading: single files and shards, both config layouts, and every way a checkpoint can be broken."""
+"""Lesson 0. Loading: heads, stale shards, dtypes, end tokens, and how much memory it takes."""
 
 import json
 import shutil
@@ -12,43 +12,13 @@ from safetensors.torch import load_file
 
 from mini_engine.base.errors import UserError
 from mini_engine.families.qwen3 import load_model
-from tests.l0.edits import GONE, edit_config, edit_tensors
+from tests.l0.edits import edit_config, edit_tensors
 from tests.support import refused, write_checkpoint
 
 
 @pytest.fixture
 def untied(tmp_path):
     return write_checkpoint(tmp_path / "model")
-
-
-def test_every_parameter_comes_from_the_file(untied):
-    tensors = load_file(untied / "model.safetensors")
-    model = load_model(untied)
-    assert set(dict(model.named_parameters())) == set(tensors), "parameter names are the checkpoint's"
-    assert all(torch.equal(p, tensors[name]) for name, p in model.named_parameters())
-
-
-def test_shards_load_like_one_file(tmp_path, untied):
-    sharded = write_checkpoint(tmp_path / "sharded", shard_size="40KB")
-    assert len(list(sharded.glob("*.safetensors"))) > 2
-    whole, parts = load_model(untied), load_model(sharded)
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
-
-
-def test_the_old_config_layout_means_the_same(untied):
-    new = load_model(untied).config
-    edit_config(untied, rope_parameters=GONE, rope_theta=10_000.0, rope_scaling=None)
-    assert load_model(untied).config == new
-    edit_config(untied, rope_theta=1_000_000)
-    assert load_model(untied).config.rope_theta == 1_000_000
-
-
-def test_a_tied_checkpoint_may_carry_its_head_or_not(tmp_path):
-    directory = write_checkpoint(tmp_path, tie_word_embeddings=True)
-    model = load_model(directory)
-    assert model.head_weight is model.model.embed_tokens.weight
-    edit_tensors(directory, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
-    assert torch.equal(load_model(directory).head_weight, model.head_weight)
 
 
 def test_a_head_that_differs_from_the_embedding_is_used_though_the_config_ties_it(tmp_path, capsys):
@@ -97,12 +67,6 @@ def test_an_unusable_dtype_or_device_is_refused_before_anything_is_read(tmp_path
         load_model(tmp_path / "nowhere", **place)
 
 
-@pytest.mark.parametrize("value, ids", [(5, (5,)), ([5, 7], (5, 7)), (None, ())])
-def test_end_tokens_come_from_the_generation_config(untied, value, ids):
-    (untied / "generation_config.json").write_text(json.dumps({"eos_token_id": value}), encoding="utf-8")
-    assert load_model(untied).config.eos_token_ids == ids
-
-
 @pytest.mark.parametrize("value, ids", [(999, ()), ([999, 7], (7,)), ([-1, 7, 160], (7,)), (159, (159,))])
 def test_an_end_token_outside_the_vocabulary_never_comes(untied, capsys, value, ids):
     edit_config(untied, eos_token_id=value)
@@ -112,14 +76,16 @@ def test_an_end_token_outside_the_vocabulary_never_comes(untied, capsys, value, 
     assert len(said) == (ids != (159,)), f"one line of warning however often it is loaded: {said}"
 
 
-@pytest.mark.parametrize("generation, ids", [({}, ()), ({"eos_token_id": None}, ()), ({"eos_token_id": 9}, (9,))])
+@pytest.mark.parametrize(
+    "generation, ids", [({}, ()), ({"eos_token_id": None}, ()), ({"eos_token_id": [9, 5]}, (9, 5))]
+)
 def test_a_generation_config_replaces_the_end_tokens_even_if_it_names_none(untied, capsys, generation, ids):
     from transformers import AutoModelForCausalLM
 
     edit_config(untied, eos_token_id=7)
     (untied / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
     theirs = AutoModelForCausalLM.from_pretrained(untied).generation_config.eos_token_id
-    assert theirs == (ids[0] if ids else None), "transformers has changed: what does its generate stop at?"
+    assert theirs == (list(ids) or None), "transformers has changed: what does its generate stop at?"
     assert load_model(untied).config.eos_token_ids == ids
     assert ("eos_token_id" in capsys.readouterr().err) == (not ids)
 

@@ -8,7 +8,7 @@ from mini_engine.base.errors import CacheFull
 from mini_engine.engine.loop import generate
 from mini_engine.kv import contiguous
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv, ContiguousMeta, reusable_prefix
-from tests.support import FAMILIES, SMALL, both, hf_greedy, must_raise, oracle, small_rows, some_ids
+from tests.support import FAMILIES, SMALL, both, first_difference, hf_greedy, must_raise, oracle, small_rows, some_ids
 
 
 def filled(max_seq_len=8):
@@ -266,7 +266,7 @@ def test_tokens_equal_hugging_face(family, length):
     for tensor in (*kv.K, *kv.V):
         tensor.fill_(float("nan"))  # what memory held before must not matter
     got, want = generate(ours, kv, CachedSequence(kv), prompt, 24), hf_greedy(hf, prompt, 24)
-    part = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), None)
+    part = first_difference(got, want)
     assert got == want, f"the answers differ from new token {part} on; 0 is the prefill, 1 the first decode"
 
 

@@ -9,7 +9,7 @@ from mini_engine.base.errors import OutOfBlocks
 from mini_engine.engine.loop import generate
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.token_flat import FlatKvPool, FlatRequest, PagedSequence
-from tests.support import FAMILIES, both, hf_greedy, must_raise, some_ids
+from tests.support import FAMILIES, both, first_difference, hf_greedy, must_raise, some_ids
 
 
 def poisoned(config, num_slots):
@@ -36,11 +36,6 @@ def run(model, prompt, new_tokens, block_size, num_blocks, shuffle=None):
     return output
 
 
-def first_difference(got, want):
-    where = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), None)
-    return f"the answers differ from new token {where} on; 0 comes from the prefill, 1 from the first decode"
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("block_size", [1, 7, 16, 64])
 def test_tokens_equal_hugging_face_for_every_block_size(family, block_size):
@@ -48,7 +43,7 @@ def test_tokens_equal_hugging_face_for_every_block_size(family, block_size):
     prompt = some_ids(30, ours.config.vocab_size)
     want = hf_greedy(hf, prompt, 24)
     got = run(ours, prompt, 24, block_size, num_blocks=-(-54 // block_size), shuffle=1)
-    assert got == want, first_difference(got, want)
+    assert got == want, f"the answers differ from new token {first_difference(got, want)} on; 0 is the prefill's"
 
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 63, 1000])
@@ -56,7 +51,7 @@ def test_tokens_equal_for_short_and_long_prompts_and_around_a_block_edge(length)
     ours, hf = both("eight, odd sizes")
     prompt = some_ids(length, ours.config.vocab_size)
     got, want = run(ours, prompt, 8, 16, num_blocks=-(-(length + 8) // 16), shuffle=3), hf_greedy(hf, prompt, 8)
-    assert got == want, first_difference(got, want)
+    assert got == want, f"the answers differ from new token {first_difference(got, want)} on; 0 is the prefill's"
 
 
 def test_a_pool_of_exactly_the_needed_size_is_enough():
@@ -66,16 +61,6 @@ def test_a_pool_of_exactly_the_needed_size_is_enough():
     assert run(ours, prompt, 8, 16, num_blocks=1) == hf_greedy(hf, prompt, 8)
     with must_raise(OutOfBlocks, "17 slots are needed, and a pool of one block has 16"):
         run(ours, prompt, 9, 16, num_blocks=1)
-
-
-def test_consecutive_requests_reuse_blocks():
-    ours, hf = both("two, tied, wide heads")
-    pool, allocator = poisoned(ours.config, 64), BlockAllocator(4, 16, reserved=0)
-    for seed in range(4):
-        prompt = some_ids(20 + seed, ours.config.vocab_size, seed)
-        sequence = PagedSequence(FlatRequest(prompt), pool, allocator)
-        assert generate(ours, pool, sequence, prompt, 8) == hf_greedy(hf, prompt, 8), f"request {seed}"
-        sequence.release()
 
 
 def test_a_sequence_that_has_already_run_or_has_another_prompt_is_refused():

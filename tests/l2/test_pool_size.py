@@ -6,16 +6,11 @@ from scripts import pool_size
 
 import pytest
 
-from tests.support import checkpoint
+from tests.support import checkpoint, ran
 
 
 def run(capsys, *arguments):
-    try:
-        code = pool_size.main(list(arguments))
-    except SystemExit as stop:
-        code = stop.code
-    streams = capsys.readouterr()
-    return code, streams.out, streams.err
+    return ran(pool_size.main, *arguments, capsys=capsys)
 
 
 def test_qwen3_8b_in_14_gib(capsys):

@@ -7,6 +7,7 @@ import torch
 
 from mini_engine.attention.blockwise import paged_attention
 from mini_engine.attention.contract import Batch
+from tests.kernels.cases import int32, make_case
 from tests.shared.new_memory import NewMemory
 from tests.support import oracle
 
@@ -15,31 +16,11 @@ pytestmark = pytest.mark.task(7)
 BLOCK_SIZE, KV_HEADS, DIM = 4, 2, 8
 
 
-def int32(data):
-    return torch.tensor(data, dtype=torch.int32)
-
-
-def batch(lengths, heads=4, dim=DIM, seed=0):
+def batch(lengths, heads=4, dim=DIM):
     """Return packed queries of sequences with the given (q_len, kv_len), and a pool that is NaN outside their slots."""
-    generator = torch.Generator().manual_seed(seed)
-    counts = [-(-kv_len // BLOCK_SIZE) for _, kv_len in lengths]
-    order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
-    k_cache = torch.full((sum(counts) + 1, BLOCK_SIZE, KV_HEADS, dim), float("nan"))
-    v_cache = k_cache.clone()
-    table = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
-    histories = []
-    for s, ((_, kv_len), count) in enumerate(zip(lengths, counts, strict=True)):
-        blocks, order = order[:count], order[count:]
-        table[s, :count] = int32(blocks)
-        k, v = (torch.randn(kv_len, KV_HEADS, dim, generator=generator) for _ in range(2))
-        slots = torch.tensor([blocks[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(kv_len)])
-        k_cache.flatten(0, 1)[slots], v_cache.flatten(0, 1)[slots] = k, v
-        histories.append((k, v))
-    q = torch.randn(sum(q_len for q_len, _ in lengths), heads, dim, generator=generator)
-    starts = [0]
-    for q_len, _ in lengths:
-        starts.append(starts[-1] + q_len)
-    return q, k_cache, v_cache, int32(starts), int32([kv for _, kv in lengths]), table, histories
+    shape = dict(heads=heads, kv_heads=KV_HEADS, dim=dim, block_size=BLOCK_SIZE)
+    case = make_case(lengths, **shape, entry=0, padded_rows=0)
+    return *case.queries, *case.caches, *case.batch, [(k.float(), v.float()) for k, v in case.histories]
 
 
 def attend(q, k_cache, v_cache, starts, lens, table, scale=DIM**-0.5):
@@ -172,7 +153,7 @@ def test_sums_are_rescaled_when_a_later_block_has_a_larger_score(order):
     heads = q.unflatten(1, (KV_HEADS, -1)).mean(2)[0]  # [H_kv, D]: a key along it has a large score in both heads
     strength = torch.arange(12.0) if order == "rising" else torch.arange(12.0).flip(0)
     k += heads * strength[:, None, None]
-    k_cache[table[0].long()] = k.unflatten(0, (3, BLOCK_SIZE))
+    k_cache[table[0, :3].long()] = k.unflatten(0, (3, BLOCK_SIZE))
     want = oracle(q, k, v)
     out = attend(q.clone(), k_cache, v_cache, starts, lens, table)
     teach = f"12 keys in three blocks, with {order} scores: when the largest score rises, all sums so far are rescaled"

@@ -11,21 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mini_engine.base.errors import OutOfBlocks, UserError
-from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable, fragmentation_ratio, waste_ratio
 from mini_engine.kv.block_tensor import KvPool
-from tests.support import must_raise, refused
-
-CONFIG = Qwen3Config(
-    vocab_size=10,
-    hidden_size=8,
-    intermediate_size=8,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-)
+from tests.support import SMALL, must_raise, refused
 
 
 def table_of(blocks, num_tokens, block_size=4, spare=()):
@@ -42,8 +31,8 @@ def no_kernel(*_):
 
 
 def pool_of(num_blocks=6, block_size=4):
-    pool = KvPool(CONFIG, num_blocks, block_size, no_kernel)
-    for layer in range(2):
+    pool = KvPool(SMALL, num_blocks, block_size, no_kernel)
+    for layer in range(3):
         shape = pool.K[layer].shape
         pool.K[layer].copy_(torch.randn(shape, generator=torch.Generator().manual_seed(layer)))
         pool.V[layer].copy_(torch.randn(shape, generator=torch.Generator().manual_seed(9 + layer)))
@@ -52,7 +41,7 @@ def pool_of(num_blocks=6, block_size=4):
 
 def cleared_pool(num_blocks=6, block_size=4):
     """Return a pool of zeros; a new pool is not cleared and holds whatever the memory held before."""
-    pool = KvPool(CONFIG, num_blocks, block_size, no_kernel)
+    pool = KvPool(SMALL, num_blocks, block_size, no_kernel)
     for layer in (*pool.K, *pool.V):
         layer.zero_()
     return pool
@@ -218,14 +207,14 @@ def test_the_ratios_are_0_if_nothing_is_allocated():
         ((-1, 4), "-1"),
         ((6, 0), "6 0"),
         ((6.0, 4), "6.0"),
-        ((2**40, 16), "4194304.0"),
+        ((2**40, 16), "6291456.0"),
         ((10**18, 16), ""),
         ((6, 10**30), ""),
     ],
 )
 def test_an_impossible_pool_is_refused_in_one_sentence(size, values):
     with refused(UserError, values):
-        KvPool(CONFIG, *size, no_kernel)
+        KvPool(SMALL, *size, no_kernel)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="NOT CHECKED: reads memory in use from Linux's /proc")
@@ -235,14 +224,14 @@ def test_a_new_pool_takes_no_memory_until_it_is_written():
         return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
     before = resident()
-    pool = KvPool(CONFIG, 2**16, 16, no_kernel)
-    assert pool.bytes == 2**28, "large enough to be seen"
+    pool = KvPool(SMALL, 2**16, 16, no_kernel)
+    assert pool.bytes == 3 * 2**27, "large enough to be seen"
     assert resident() - before < pool.bytes / 4, "a pool that may never be full was filled: half a second for each GiB"
 
 
 def test_a_new_pool_s_null_block_holds_zeros(monkeypatch):
     monkeypatch.setattr(torch, "empty", functools.partial(torch.full, fill_value=float("nan")))
-    pool = KvPool(CONFIG, 6, 4, no_kernel)
+    pool = KvPool(SMALL, 6, 4, no_kernel)
     assert all(layer[0].eq(0).all() and layer[1:].isnan().all() for layer in (*pool.K, *pool.V))
 
 
@@ -290,7 +279,7 @@ def test_set_kv_refuses_a_slot_outside_the_pool_and_writes_nothing(slots):
 
 @pytest.mark.task(4)
 def test_set_kv_on_a_device_does_not_wait_to_check_the_slots():
-    pool, nowhere = KvPool(CONFIG, 6, 4, no_kernel, device="meta"), torch.ones(2, 2, 8, device="meta")
+    pool, nowhere = KvPool(SMALL, 6, 4, no_kernel, device="meta"), torch.ones(2, 2, 8, device="meta")
     try:  # a tensor on device "meta" has no values: reading one raises, where a CUDA device would wait
         pool.set_kv(0, torch.tensor([4, 5]).to("meta"), nowhere, nowhere)
     except RuntimeError as error:
@@ -302,8 +291,8 @@ def test_set_kv_on_a_device_does_not_wait_to_check_the_slots():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_pool_has_the_bytes_of_all_its_blocks(dtype):
-    bytes_a_block = 4 * CONFIG.kv_bytes_per_token(dtype)
-    assert KvPool(CONFIG, 6, 4, no_kernel, dtype).bytes == 6 * bytes_a_block, "K and V, in the pool's dtype"
+    bytes_a_block = 4 * SMALL.kv_bytes_per_token(dtype)
+    assert KvPool(SMALL, 6, 4, no_kernel, dtype).bytes == 6 * bytes_a_block, "K and V, in the pool's dtype"
 
 
 @pytest.mark.task(5)
@@ -311,7 +300,7 @@ def test_copy_blocks_copies_every_layer():
     pool = pool_of()
     before = [layer.clone() for layer in (*pool.K, *pool.V)]
     pool.copy_blocks([2, 4], [5, 1])
-    names = ("K of layer 0", "K of layer 1", "V of layer 0", "V of layer 1")
+    names = (f"{name} of layer {layer}" for name in "KV" for layer in range(3))
     for name, layer, old in zip(names, (*pool.K, *pool.V), before, strict=True):
         assert torch.equal(layer[5], old[2]) and torch.equal(layer[1], old[4]), (
             f"{name}: blocks 5 and 1 must hold what blocks 2 and 4 hold, in every layer"

@@ -242,18 +242,6 @@ def test_top_p_keeps_no_more_tokens_where_some_tie():
     )
 
 
-def test_top_k_beyond_the_vocabulary_keeps_everything():
-    logits = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
-    processors.keep_top_k(logits, [row(top_k=1000), row(top_k=2)])
-    assert kept(logits) == [[0, 1, 2], [1, 2]]
-
-
-def test_top_k_keeps_ties_with_the_last_one_kept():
-    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0]])
-    processors.keep_top_k(logits, [row(top_k=2)])
-    assert kept(logits) == [[1, 2, 3]], "two tokens tie for second place; neither is better than the other"
-
-
 def test_the_worked_example_on_the_page():
     logits = torch.tensor([[4.0, 3.0, 2.0, 1.0, 0.0, -1.0]])
     one = [row([0], [2], repetition_penalty=2, temperature=0.5, top_k=4, top_p=0.9, seed=7)]

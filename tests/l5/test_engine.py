@@ -20,12 +20,12 @@ from tests.support import refused
 LENGTHS = {"a": 5, "b": 11, "c": 2, "d": 30}
 
 
-def with_requests(max_tokens=12, **limits):
+def with_requests(**limits):
     """Return an engine with four requests of different lengths, and their prompts."""
     engine = stub_engine(**limits)
     prompts = {name: [(i * 7 + n) % (VOCAB - 1) + 1 for i in range(n)] for name, n in LENGTHS.items()}
     for name, prompt in prompts.items():
-        engine.add_request(name, prompt, greedy(max_tokens, ignore_eos=True))
+        engine.add_request(name, prompt, greedy(12, ignore_eos=True))
     return engine, prompts
 
 
@@ -211,17 +211,6 @@ def test_each_answer_equals_that_of_the_request_alone_even_in_a_pool_too_small_f
         assert finished[name].output_ids == expected_answer(prompt, 12, ()), f"{name}: its answer is not its own"
     assert (engine.scheduler.num_preemptions > 0) == (usable < 60), "this tests nothing"
     check_empty(engine)
-
-
-def test_the_oldest_is_never_preempted():
-    engine, _ = with_requests(max_tokens=40, usable=18)
-    assert drain(engine)["a"].num_preemptions == 0
-
-
-def test_with_whole_answers_reserved_no_request_is_preempted():
-    engine, _ = with_requests(max_tokens=40, usable=18, reserve_answers=True)
-    assert all(request.finish_reason == "length" for request in drain(engine).values())
-    assert engine.scheduler.num_preemptions == 0
 
 
 # --- requests that are refused

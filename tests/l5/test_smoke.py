@@ -6,7 +6,7 @@ from scripts import l5_smoke, long_prompt
 
 import pytest
 
-from tests.support import checkpoint, some_ids
+from tests.support import checkpoint, ran, some_ids
 
 NUM_PROMPTS = 9
 PROMPTS = [
@@ -17,11 +17,8 @@ PROMPTS = [
 
 
 def smoke(capsys, *arguments):
-    try:
-        code = l5_smoke.main(["--model", str(checkpoint("four, with biases")), *PROMPTS, "--json", *arguments])
-    except SystemExit as stop:
-        code = stop.code
-    out, err = capsys.readouterr()
+    given = ["--model", checkpoint("four, with biases"), *PROMPTS, "--json", *arguments]
+    code, out, err = ran(l5_smoke.main, *given, capsys=capsys)
     return code, (json.loads(out) if code in (0, 1) else err)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from mini_engine.assembly.build import build_engine
 from mini_engine.assembly.layout import kv_shape
 from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.engine import Engine
@@ -17,7 +16,6 @@ from mini_engine.engine.request import Request
 from mini_engine.engine.runner import plan_step
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk
-from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import HybridConfig
@@ -26,7 +24,7 @@ from mini_engine.hybrid.store import HybridKv, HybridMeta
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.model.causal_lm import CausalLM
 from tests.support import BASE as DENSE
-from tests.support import hf_greedy, hugging_face, new_folder
+from tests.support import hf_greedy, hugging_face, new_folder, small_engine
 
 if TYPE_CHECKING:
     from transformers import Qwen3_5ForCausalLM
@@ -125,13 +123,10 @@ def first_logits(family: str, ids: list[int], dtype: torch.dtype = torch.float32
     return logits, hf(torch.tensor([ids])).logits[0]
 
 
-def hybrid(family: str, chunk: int = 512, budget: int = 512, max_num_seqs: int = 8, **options) -> Engine:
+def hybrid(family: str, **options) -> Engine:
     """Return an engine over a family's model: blocks of 8 tokens, a checkpoint every 32."""
-    limits = SchedulerConfig(
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=max(budget, max_num_seqs), chunked_prefill_size=chunk
-    )
-    defaults = dict(num_blocks=400, block_size=8, kernel="torch", max_track_slots=24, checkpoint_interval=32)
-    return build_engine(both(family)[0], backend="reference", scheduler_config=limits, **defaults | options)
+    defaults = dict(num_blocks=400, max_track_slots=24, checkpoint_interval=32)
+    return small_engine(both(family)[0], **defaults | options)
 
 
 def check_nothing_is_lost(engine: Engine) -> None:

@@ -6,28 +6,20 @@ from typing import Any
 
 import torch
 
-from mini_engine.assembly.build import build_engine
-from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.families.deepseek import FAMILY as DEEPSEEK
 from tests import support
 from tests.support import new_folder, some_ids
 
 BLOCK, NEW = 8, 10
-BASE: dict[str, Any] = dict(
-    vocab_size=160,
-    hidden_size=48,
-    intermediate_size=96,
-    num_hidden_layers=3,
+BASE: dict[str, Any] = support.BASE | dict(
     first_k_dense_replace=3,
-    num_attention_heads=4,
     num_key_value_heads=4,
+    head_dim=8,  # the rotary part
     q_lora_rank=20,
     kv_lora_rank=24,
     qk_rope_head_dim=8,
     qk_nope_head_dim=12,
     v_head_dim=10,
-    max_position_embeddings=2048,
-    initializer_range=0.2,  # wide logit gaps; with the usual 0.02, rounding could decide the token
     bos_token_id=None,
     eos_token_id=None,
 )
@@ -66,12 +58,9 @@ def model():
     return load()
 
 
-def latents(family: str = FIRST, over=None, chunk=512, budget=512, **options):
+def latents(family: str = FIRST, over=None, **options):
     """Return an engine over a random model. What was never written is NaN."""
-    limits = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=budget, chunked_prefill_size=chunk)
-    defaults = {"num_blocks": 300, "block_size": BLOCK, "backend": "reference", "kernel": "torch"}
-    chosen: dict[str, Any] = defaults | {"scheduler_config": limits} | options
-    engine = build_engine(over or load(family), **chosen)
+    engine = support.small_engine(over or load(family), **{"max_num_seqs": 16, "num_blocks": 300} | options)
     for layer in (*engine.runner.pool.kv.K, *engine.runner.pool.kv.V):
         if layer.is_floating_point():  # rows of int8 have no NaN
             layer.fill_(float("nan"))

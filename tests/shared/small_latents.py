@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mini_engine.latents.contract import as_it_is
 from mini_engine.latents.latent_config import LatentConfig
+from tests.kernels.cases import make_case
 
 HEADS, RANK, NOPE, ROPE, V = 3, 8, 6, 4, 5  # all different, so that no shape can be taken for another
 SIZES = dict(
@@ -24,7 +25,6 @@ SIZES = dict(
     v_head_dim=V,
 )
 BLOCK_SIZE = 4
-NAN = float("nan")
 
 
 def config_of(**changes) -> LatentConfig:
@@ -84,10 +84,6 @@ def unpack(rows: Tensor, dim: int, dtype: torch.dtype = torch.float32) -> Tensor
     return -rows[..., :dim].to(dtype)
 
 
-def int32(data: list) -> Tensor:
-    return torch.tensor(data, dtype=torch.int32)
-
-
 @dataclass(frozen=True)
 class Pool:
     """Sequences of the given (q_len, kv_len) in one pool, where every slot that no sequence owns is NaN.
@@ -116,20 +112,7 @@ def pool_of(
 
     pack(x, dim, dtype): turns vectors into a cache's rows. padding: what the table has past a sequence's blocks.
     """
-    generator = torch.Generator().manual_seed(seed)
-    counts = [-(-kv_len // BLOCK_SIZE) for _, kv_len in lengths]
-    order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
-    table = torch.full((len(lengths), max(counts) + 1), padding, dtype=torch.int32)
-    caches = [torch.full((sum(counts) + 2, BLOCK_SIZE, 1, dim), NAN) for dim in (rank, rope)]
-    histories = []
-    for s, ((_, kv_len), count) in enumerate(zip(lengths, counts, strict=True)):
-        blocks, order = order[:count], order[count:]
-        table[s, :count] = int32(blocks)
-        slots = torch.tensor([blocks[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(kv_len)]).long()
-        vectors = randoms((kv_len, rank), (kv_len, rope), seed=seed + s)
-        for cache, part in zip(caches, vectors, strict=True):
-            cache.flatten(0, 1)[slots] = part[:, None]
-        histories.append(tuple(vectors))
-    starts = torch.tensor([0] + [q_len for q_len, _ in lengths]).cumsum(0).int()
-    c_cache, r_cache = (pack(x, x.shape[3], x.dtype) for x in caches)
-    return Pool(c_cache, r_cache, starts, int32([kv_len for _, kv_len in lengths]), table, histories)
+    case = make_case(lengths, latents=True, dim=rank, rope=rope, block_size=BLOCK_SIZE, entry=padding, seed=seed)
+    c_cache, r_cache = (pack(x, x.shape[3], x.dtype) for x in case.caches)
+    histories = [tuple(x[:, 0].float().split((rank, rope), dim=-1)) for x, _ in case.histories]
+    return Pool(c_cache, r_cache, *case.batch, histories)

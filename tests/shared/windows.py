@@ -3,11 +3,9 @@
 import functools
 from pathlib import Path
 
-from mini_engine.assembly.build import build_engine
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.families.qwen3 import FAMILY as QWEN3
-from tests.support import new_folder, write_checkpoint
+from tests.support import new_folder, small_engine, write_checkpoint
 
 LAYERS = {"F": "full_attention", "S": "sliding_attention"}
 # which layers have windows, and W: no multiple of a block, smaller than one, larger than most prompts
@@ -22,12 +20,6 @@ def checkpoint(letters: str, window: int) -> Path:
     return write_checkpoint(new_folder(), use_sliding_window=True, **shape)
 
 
-def engine_of(
-    letters: str, window: int, chunk: int = 512, budget: int = 512, max_num_seqs: int = 8, **options
-) -> Engine:
+def engine_of(letters: str, window: int, **options) -> Engine:
     """Return an engine over a random model: blocks of 8 tokens."""
-    limits = SchedulerConfig(
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=max(budget, max_num_seqs), chunked_prefill_size=chunk
-    )
-    defaults = dict(num_blocks=600, block_size=8, kernel="torch", backend="reference")
-    return build_engine(QWEN3.load(checkpoint(letters, window)), scheduler_config=limits, **defaults | options)
+    return small_engine(QWEN3.load(checkpoint(letters, window)), **{"num_blocks": 600} | options)
