@@ -187,6 +187,7 @@ class World:
         assert +counts == +policy.num_blocks, "num_blocks must count what the held sessions of a namespace have"
         assert counts.total() <= LIMITS.blocks and max(counts.values(), default=0) <= LIMITS.each
         assert len(policy.sessions) <= LIMITS.sessions
+        assert all(policy.held.values()), "a namespace of which nothing is held must be forgotten"
 
     def check_order(self):
         """Once `fallen` has been asked, every leaf that can go has an entry that is not too late."""
