@@ -8,9 +8,9 @@ from mini_engine.base.errors import UserError
 from mini_engine.checkpoint import shipped
 from mini_engine.checkpoint.directory import resolve_checkpoint
 from mini_engine.checkpoint.shipped import PACKAGE
-from mini_engine.families.qwen3 import load_model
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.windows.window_config import WindowConfig
+from tests.support import refused
 
 POCKET_WINDOWS_CONFIG = PACKAGE / "pocket_windows/config.json"
 
@@ -39,6 +39,6 @@ def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path, monkeypatch, faul
         shipped.combined.cache_clear()
 
 
-def test_earlier_lessons_refuse_it_in_a_sentence_that_names_what_runs_it():
-    with pytest.raises(UserError, match="LLM"):
-        load_model("pocket-windows")
+def test_a_model_without_windows_is_refused_by_this_lessons_script():
+    with refused(UserError, "window lesson 15"):
+        WindowConfig.from_dir(POCKET_DIR)
