@@ -93,15 +93,3 @@ def test_whatever_the_pool_holds_of_a_text_is_found(shape, seed):
     for number in range(NUM_PROMPTS):
         ask(kv, chance, f"r{number}", running)
         check_all_is_found(kv, f"after {number} prompts")
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_texts_are_evicted_and_found_at_all(shape):
-    """Otherwise the test before shows nothing."""
-    evicted = found = 0
-    for seed in range(4):
-        kv, chance, running = pressed(shape), random.Random(seed), []
-        for number in range(NUM_PROMPTS):
-            ask(kv, chance, f"r{number}", running)
-        evicted, found = evicted + kv.tree.num_evicted, found + kv.coordinator.prefixes.stats.num_hits
-    assert evicted > 20 and found > 20
