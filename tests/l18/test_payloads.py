@@ -167,20 +167,6 @@ def test_ranks_read_a_block_as_one_process_does(kind, num_ranks, dtype):
     )
 
 
-@each_number
-@each_dtype
-@each_kind
-def test_ranks_write_a_block_as_one_process_does(kind, num_ranks, dtype):
-    whole, empty = filled(dtype), pools_of(CONFIG, dtype)
-    payloads = BlockBytes(*getattr(whole, kind).parts).read(BLOCKS)
-    BlockBytes(*getattr(empty, kind).parts).write([2, 1], payloads)
-    parts = [pools_of(share_of(CONFIG, num_ranks, shared_by(CONFIG)), dtype) for _ in range(num_ranks)]
-    bytes_of(*shared(num_ranks, parts), kind).write([2, 1], payloads)
-    for mine, expected in zip(parts, cut(empty, num_ranks, dtype), strict=True):
-        for found, wanted in zip(tensors_of(mine), tensors_of(expected), strict=True):
-            assert torch.equal(found, wanted), "each rank gets its own heads, in these two blocks alone"
-
-
 def test_payloads_of_another_size_are_refused_and_nothing_is_written():
     whole = filled(torch.float32)
     parts = cut(whole, 2, torch.float32)

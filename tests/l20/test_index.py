@@ -86,19 +86,6 @@ def filled(*texts):
     return index
 
 
-def test_a_prompt_goes_where_its_prefix_is():
-    policy = ExactScore(filled([1, 2], [3, 4, 5]))
-    loads = {0: 1.0, 1: 1.0}
-    assert policy.choose(keys_of(1, 2, 9), loads) == 0
-    assert policy.choose(keys_of(3, 4, 9), loads) == 1
-    assert policy.choose(keys_of(9), loads) == 0, "among equals, the one with the fewest blocks"
-
-
-def test_a_busy_replica_loses_as_in_lesson_13():
-    policy = ExactScore(filled([1, 2], []), beta=1.0)
-    assert policy.choose(keys_of(1, 2, 3), {0: 9.0, 1: 1.0}) == 1
-
-
 def test_an_evicted_prefix_attracts_nothing():
     """This is what a guess cannot know: the prompt was sent here, and its blocks are gone since."""
     index = BlockIndex()

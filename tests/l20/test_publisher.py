@@ -184,21 +184,6 @@ def test_what_is_no_batch_is_refused_in_one_sentence(payload):
         decode(payload)
 
 
-def test_subscribers_get_topic_number_and_payload():
-    with (
-        sending() as sender,
-        socket_of(zmq.SUB, sender.endpoint) as sub,
-        socket_of(zmq.DEALER, sender.replay_endpoint) as ask,
-    ):
-        replayed(ask, 0)  # now the sockets are connected; PUB sends nothing to those that come later
-        store(sender.events, 1, 2)
-        until(lambda: sub.poll(10) or store(sender.events, 1, 2, 3, start=2))
-        topic, number, payload = received(sub)
-        assert topic == b"kv-events" and len(number) == 8, "vLLM's frames: topic, number, payload"
-        events = decode(payload).events
-        assert all(isinstance(event, BlockStored | AllBlocksCleared) for event in events)
-
-
 def test_every_batch_can_be_had_again_from_a_number_on():
     with sending() as sender, socket_of(zmq.DEALER, sender.replay_endpoint) as ask:
         store(sender.events, 1)
