@@ -13,7 +13,7 @@ from mini_engine.agents.sessions import LEFT, REFERENCED, UNCLAIMED, WAITING, Se
 from mini_engine.base.errors import UserError
 from mini_engine.kv.eviction import LRU
 from tests.l20.parts import Clock, limits, place, prefix_of, refer, sessions_over
-from tests.shared.trees import check_tree, hang
+from tests.shared.trees import hang
 from tests.support import must_raise
 
 
@@ -402,17 +402,6 @@ def test_a_session_is_held_from_its_second_turn_on():
 # ---------------------------------------------------------------- limits, and a turn's end
 
 
-def test_a_turn_s_end_moves_the_reference():
-    tree, _, a, _, sessions = two_sessions()
-    prefix = prefix_of(a, "A", (1, 2, 3, 4, 6))
-    sessions.began(prefix)
-    prefix.node, prefix.num_stored = hang(tree, a, (6,), (6,)), 5
-    sessions.ended(prefix)
-    session = sessions.sessions[None, "A"]
-    assert (session.end, session.num_blocks, session.num_running) == (prefix.node, 5, 0)
-    assert a not in sessions.ends, "the end of the text is enough: only leaves are evicted"
-
-
 def test_a_turn_that_was_cut_short_does_not_take_the_reference_back():
     _, trunk, a, _, sessions = two_sessions()
     prefix = prefix_of(trunk, "A", (1, 2, 3, 4, 6))
@@ -466,18 +455,6 @@ def test_the_newest_session_gives_way_and_one_that_has_been_idle_for_long_before
 
 def test_the_default_clock_cannot_be_set():
     assert Sessions(limits()).clock is time.monotonic, "time.time jumps when the machine's clock is set"
-
-
-@pytest.mark.parametrize("jump", [-3600, 3600])
-def test_a_clock_that_jumps_costs_hints_and_nothing_else(jump):
-    clock = Clock()
-    tree, _, a, b, sessions = two_sessions(clock=clock)
-    for leaf in (a, b):
-        tree.queue.add(leaf)
-    clock.now += jump
-    assert sorted(tree.evict(5)) == [1, 2, 3, 4, 5], "blocks can be evicted whatever the clock says"
-    assert not sessions.ends
-    check_tree(tree)
 
 
 def test_limits_that_make_no_sense_are_refused():
