@@ -6,11 +6,12 @@ from lessons.l10_device.loop import DeviceKv, generate_on_device
 from lessons.l10_device.req_to_token import ReqToTokenPool
 from lessons.l10_device.slot_allocator import TokenToKVPoolAllocator
 from lessons.l10_device.slot_pool import SlotPool
+from mini_engine.assembly.build import build_engine
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.latents.store import LatentKv
-from tests.shared.latents import NEW, PROMPTS, checkpoint, latents, model
+from tests.shared.latents import NEW, PROMPTS, checkpoint, load, model
 from tests.support import hf_greedy, hugging_face, refused
 
 pytestmark = pytest.mark.reference
@@ -31,6 +32,6 @@ def test_lesson_10s_loop_with_its_own_pool():
 
 def test_what_cannot_read_latents_says_so():
     with refused(UserError, "'triton' auto reference"):
-        latents(kernel="triton")
-    with pytest.raises(UserError, match="fused"):
-        latents(backend="fused")
+        build_engine(load(), num_blocks=8, kernel="triton")
+    with refused(UserError, "fused"):
+        build_engine(load(), num_blocks=8, backend="fused")

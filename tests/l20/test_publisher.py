@@ -29,11 +29,6 @@ ANY = "tcp://127.0.0.1:*"
 LONG = 20.0  # seconds until a test gives up
 
 
-class EventBatchOfVllm(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    ts: float
-    events: list
-
-
 def structs(array_like):
     """Return the type that vLLM's example decodes, with its fields: arrays in 0.10 to 0.23, maps in 0.24 to 0.33."""
     options = dict(array_like=array_like, omit_defaults=True, gc=False, tag=True)

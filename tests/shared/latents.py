@@ -1,13 +1,9 @@
-"""Lesson 16. Shared by the tests: random DeepSeek-V3 checkpoints, and engines over them."""
+"""Lesson 16. Shared by the tests: random DeepSeek-V3 checkpoints, and a model of the first."""
 
 import functools
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from mini_engine.assembly.build import build_engine
-from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.families.deepseek import FAMILY as DEEPSEEK
 from tests import support
 from tests.support import new_folder, some_ids
@@ -46,7 +42,6 @@ FIRST = "interleaved"
 LENGTHS = (1, 8, 9, 33, 130)
 PROMPTS = [tuple(some_ids(length, 160, seed=length)) for length in LENGTHS]
 LONG = PROMPTS[-1]
-check_nothing_is_lost = support.check_no_block_is_lost
 
 
 @functools.cache
@@ -55,29 +50,12 @@ def checkpoint(family: str = FIRST) -> Path:
     return support.write_checkpoint(new_folder(), architecture="DeepseekV3", base=BASE, **FAMILIES[family])
 
 
-def load(family: str = FIRST, dtype=torch.float32):
-    """Return our model, new each time: fast layers take over the weights."""
-    return DEEPSEEK.load(checkpoint(family), dtype)
+def load():
+    """Return our model of the first family, new each time: fast layers take over the weights."""
+    return DEEPSEEK.load(checkpoint())
 
 
 @functools.cache
 def model():
     """Return our model of the first family, which no test changes."""
     return load()
-
-
-def latents(family: str = FIRST, over=None, chunk=512, budget=512, **options):
-    """Return an engine over a random model. What was never written is NaN."""
-    limits = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=budget, chunked_prefill_size=chunk)
-    defaults = {"num_blocks": 300, "block_size": BLOCK, "backend": "reference", "kernel": "torch"}
-    chosen: dict[str, Any] = defaults | {"scheduler_config": limits} | options
-    engine = build_engine(over or load(family), **chosen)
-    for layer in (*engine.runner.pool.kv.K, *engine.runner.pool.kv.V):
-        if layer.is_floating_point():  # rows of int8 have no NaN
-            layer.fill_(float("nan"))
-    return engine
-
-
-def ask(engine, prompts=PROMPTS, max_tokens=NEW, name="r", **params):
-    """Add a greedy request for every prompt; the caller runs the steps."""
-    return support.ask(engine, prompts, max_tokens, name, **params)
