@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
-FAST = {"test_configs.py", "test_experts.py", "test_group_router.py", "test_sparse_layers.py"}  # milliseconds a test
+CHECKS_CONFIGS = {"test_as_transformers.py", "test_configs.py"}
+FAST = CHECKS_CONFIGS | {"test_experts.py", "test_group_router.py", "test_sparse_layers.py"}  # milliseconds a test
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied

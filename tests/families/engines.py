@@ -142,6 +142,15 @@ def hf_logits(model: Model, texts: Sequence[Sequence[int]]) -> list[Tensor]:
     return [row[: len(text)] for row, text in zip(rows, texts, strict=True)]
 
 
+def behind(model: Model, answers: Sequence[tuple[Sequence[int], Sequence[int]]]) -> float:
+    """Return how much less likely than its own choices full precision finds these answers to prompts, in nats."""
+    found = []
+    for (prompt, answer), logits in zip(answers, hf_logits(model, [[*p, *a] for p, a in answers]), strict=True):
+        rows = logits[len(prompt) - 1 : -1].log_softmax(-1)
+        found.append(rows.amax(1) - rows.gather(1, torch.tensor(answer)[:, None])[:, 0])
+    return torch.cat(found).mean().item()
+
+
 def choices(model: Model, requests: Sequence[Request]) -> list[list[int]]:
     """Return for each token of the answers what Hugging Face would say in its place."""
     texts = [[*request.prompt_ids, *request.output_ids] for request in requests]

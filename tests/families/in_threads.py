@@ -4,7 +4,6 @@ What they say to each other is what processes say, packed as for a pipe; nothing
 is left to the tests at night, which have real ones.
 """
 
-import queue
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,26 +22,10 @@ from mini_engine.handover.protocol import Filled
 from mini_engine.handover.stage import State
 from tests.families.engines import OPTIONS, limits_of, loaded
 from tests.families.rows import Model
-from tests.l18.ranks import Sums, part
+from tests.l18.ranks import Pipe, Sums, part
 from tests.l19.parts import Memory as Buffers
 
 # ---------------------------------------------------------------- ranks
-
-
-class Pipe:
-    """One end to write to and one to read from. None is the end."""
-
-    def __init__(self) -> None:
-        self.messages: queue.SimpleQueue = queue.SimpleQueue()
-
-    def send_bytes(self, message: bytes | None) -> None:
-        self.messages.put(message)
-
-    def recv_bytes(self) -> bytes:
-        message = self.messages.get(timeout=60)
-        if message is None:
-            raise EOFError
-        return message
 
 
 class RanksInThreads:

@@ -89,6 +89,7 @@ def window_of(shape: str) -> int:
 QWEN3 = {
     "two, tied, wide heads": FAMILIES["two, tied, wide heads"],
     "131 tokens": dict(vocab_size=131, num_key_value_heads=4),  # a prime: two ranks cannot share them evenly
+    "131 tokens, tied": dict(vocab_size=131, num_key_value_heads=4, tie_word_embeddings=True),
     **FAMILIES,
 }
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)

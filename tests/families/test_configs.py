@@ -1,4 +1,4 @@
-"""Course machinery. What config.json may say in families without a lesson: older layouts, defaults and mistakes.
+"""Course machinery. What config.json may say in families after lesson 0's: older layouts, defaults and mistakes.
 
 Protects readers from a checkpoint that loads and then answers as another model would.
 """
@@ -10,16 +10,26 @@ from typing import Any
 import pytest
 import torch
 
+from mini_engine.assembly.loading import load
 from mini_engine.base.errors import UserError
+from mini_engine.checkpoint.shipped import shipped_checkpoint
+from mini_engine.engine.engine import Engine
 from mini_engine.families import family_of
-from mini_engine.model.kinds import Full, Window
+from mini_engine.families.qwen3 import load_model
+from mini_engine.model.kinds import Full, State, Window
 from tests.support import refused
 
 SHAPE = dict(vocab_size=160, hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4)
 ATTENDS = dict(full_attention_interval=3, num_key_value_heads=2)  # of three layers, Qwen3.5's last
 MLA = dict(num_key_value_heads="gone", first_k_dense_replace=3)  # latents, and no experts
 MOE = MLA | dict(first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=2, n_group=4)
+LATENT = dict(kv_lora_rank=24, q_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10)
 FULL, SLIDING = "full_attention", "sliding_attention"
+WINDOW = dict(use_sliding_window=True, sliding_window=7, head_dim=16)
+SLIDES = dict(WINDOW, layer_types=[SLIDING, FULL, SLIDING])
+LFM3 = dict(num_hidden_layers=5, head_dim=16, sliding_window=7)
+CONV = State((((48, 6), None),))
+KINDS = (CONV, Full(), Window(7), CONV, CONV)
 
 
 def config_of(folder: Path, model_type: str, **changes: Any) -> Any:
@@ -60,6 +70,14 @@ def config_of(folder: Path, model_type: str, **changes: Any) -> Any:
         ("youtu", MLA | dict(first_k_dense_replace=0), dict(routed_experts=0)),
         ("deepseek_v2", MOE | dict(n_group=4, topk_group=2), dict(n_group=1, topk_group=1, shared_size=2 * 1407)),
         ("deepseek_v3", MOE, dict(n_group=4, shared_size=2048, routed_scaling_factor=2.5, norm_topk_prob=True)),
+        ("deepseek_v3", MLA | LATENT, dict(k_shape=(1, 24), v_shape=(1, 8), num_key_value_heads=4)),
+        ("deepseek_v3", MLA | dict(num_key_value_heads=None), dict(num_key_value_heads=4, max_model_len=4096)),
+        ("deepseek_v3", MLA | dict(num_key_value_heads=4), dict(num_key_value_heads=4)),
+        ("lfm3", LFM3 | dict(layer_types=["conv", FULL, SLIDING, "conv", "conv"]), dict(layers=KINDS)),
+        ("qwen3", dict(WINDOW, layer_types=[FULL] * 3), dict(layers=(Full(),) * 3)),
+        ("qwen3", dict(WINDOW, max_window_layers=3), dict(layers=(Full(),) * 3)),
+        ("qwen3", dict(WINDOW, sliding_window=None, max_window_layers=0), dict(layers=(Full(),) * 3)),
+        ("qwen3", dict(WINDOW, use_sliding_window=False, max_window_layers=0), dict(layers=(Full(),) * 3)),
     ],
 )
 def test_settings_mean_what_they_mean_in_transformers(tmp_path, model_type, changes, fields):
@@ -67,8 +85,10 @@ def test_settings_mean_what_they_mean_in_transformers(tmp_path, model_type, chan
     assert {name: getattr(config, name) for name in fields} == fields
 
 
-@pytest.mark.parametrize(("model_type", "layers", "heads"), [("youtu_llm", 32, 16), ("deepseek_v2", 27, 16)])
-def test_youtu_and_deepseek_v2_lite_keep_576_numbers_a_token_in_each_layer(tmp_path, model_type, layers, heads):
+@pytest.mark.parametrize(
+    ("model_type", "layers", "heads"), [("youtu_llm", 32, 16), ("deepseek_v2", 27, 16), ("deepseek_v3", 61, 128)]
+)
+def test_youtu_and_deepseek_keep_576_numbers_a_token_in_each_layer(tmp_path, model_type, layers, heads):
     sizes = dict(num_hidden_layers=layers, num_attention_heads=heads, first_k_dense_replace=layers)
     config = config_of(tmp_path, model_type, **MLA | sizes)
     assert config.kv_bytes_per_token(torch.bfloat16) == layers * 576 * 2
@@ -134,8 +154,54 @@ def test_both_layouts_of_gemma_s_angles_mean_the_same(tmp_path, changes, scaling
         ("deepseek_v3", MOE | dict(n_group=4, topk_group=1, num_experts_per_tok=3), "num_experts_per_tok = 3"),
         ("deepseek_v3", MOE | dict(n_group=8, num_experts_per_tok=1), "n_group = 8"),
         ("deepseek_v3", MOE | dict(n_shared_experts=0), "n_shared_experts = 0"),
+        ("deepseek_v3", MLA | dict(first_k_dense_replace=-1), "first_k_dense_replace -1"),
+        ("deepseek_v3", MLA | dict(num_key_value_heads=2), "num_key_value_heads 2 4"),
+        ("deepseek_v3", MLA | dict(quantization_config={"quant_method": "fp8"}), "quantiz"),
+        ("deepseek_v32", MLA, "'deepseek_v32' 'deepseek_v3'"),
+        ("minicpm3", MLA | dict(kv_lora_rank=256), "'minicpm3' 'deepseek_v3'"),
+        ("deepseek_v3", MLA | dict(q_lora_rank=0), "q_lora_rank 0"),
+        ("deepseek_v3", MLA | dict(qk_nope_head_dim="12"), "qk_nope_head_dim '12'"),
+        ("deepseek_v3", MLA | dict(qk_rope_head_dim=7), "qk_rope_head_dim 7 2"),
+        ("deepseek_v3", MLA | dict(hidden_act="gelu"), "hidden_act 'gelu'"),
+        ("deepseek_v3", MLA | dict(hidden_size="gone"), "hidden_size"),
+        ("qwen3", SLIDES | dict(sliding_window=1), "sliding_window 1 2"),
+        ("qwen3", SLIDES | dict(sliding_window=-3), "sliding_window -3 2"),
+        ("qwen3", SLIDES | dict(sliding_window="7"), "sliding_window '7'"),
+        ("qwen3", SLIDES | dict(sliding_window=None), "use_sliding_window sliding_window"),
+        ("qwen3", SLIDES | dict(use_sliding_window=False), "use_sliding_window sliding_window"),
+        ("qwen3", SLIDES | dict(layer_types=[SLIDING, FULL]), "2 layer_types 3"),
+        ("qwen3", SLIDES | dict(layer_types=[SLIDING, FULL, "chunked_attention"]), "'chunked_attention'"),
+        ("lfm3", LFM3 | dict(layer_types=["conv"] * 4), "4 layer_types 5"),
+        ("lfm3", LFM3 | dict(layer_types=["conv"] * 5), "attention"),
+        ("lfm3", LFM3 | dict(layer_types=["conv", FULL, "linear_attention", "conv", "conv"]), "layer_types.2"),
+        ("lfm3", LFM3 | dict(num_attention_heads=3), "3 2"),
+        ("lfm3", LFM3 | dict(sliding_window=1), "sliding_window 1 2"),
+        ("lfm3", LFM3 | dict(sliding_window=None), "sliding_window"),
+        ("lfm3", LFM3 | dict(conv_L_cache=1), "conv_L_cache 1 2"),
+        ("lfm3", LFM3 | dict(hidden_size="gone"), "hidden_size"),
+        ("lfm3", LFM3 | dict(quantization_config={"bits": 4}), "quantiz"),
+        ("lfm3", LFM3 | dict(rope_parameters={"rope_type": "default"}), f"rope_parameters.{FULL}"),
+        ("lfm3", LFM3 | dict(rope_parameters={FULL: {"rope_type": "yarn"}}), f"rope_parameters.{FULL}.rope_type"),
+        ("lfm3_moe", LFM3, "'lfm3_moe' 'lfm3'"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, model_type, changes, words):
     with refused(UserError, words):
         config_of(tmp_path, model_type, **changes)
+
+
+@pytest.mark.parametrize("name", ["pocket-windows", "pocket-latent"])
+def test_what_would_ignore_windows_or_latents_names_what_does_not(name):
+    with refused(UserError, "LLM mini-engine"):
+        load_model(name)
+    with refused(UserError, "LLM build_engine"):
+        Engine.for_model(load(name, "float32", "cpu"), num_blocks=8)
+
+
+@pytest.mark.parametrize("model", ["pocket", "pocket-hybrid", "pocket-windows", "pocket-latent"])
+def test_every_family_reads_what_its_authors_would_sample_with(tmp_path, model):
+    raw = json.loads((shipped_checkpoint(model) / "config.json").read_text(encoding="utf-8"))
+    authors = dict(temperature=0.6, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.1)
+    written = json.dumps(authors | dict(max_new_tokens=5))
+    (tmp_path / "generation_config.json").write_text(written, encoding="utf-8")
+    assert config_of(tmp_path, **raw).sampling == authors | dict(max_tokens=5)

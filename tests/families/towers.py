@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from scripts.pocket.models import start_time_steps
-
 import torch
 
 from tests.shared import hybrids
@@ -56,6 +54,8 @@ GEMMA: dict[str, dict[str, Any]] = {
 
 def write(directory: Path, architecture: str, max_shard_size: str = "5GB", **text: Any) -> Path:
     """Write a random text model and its tower. text: what differs from TEXTS in `text_config`."""
+    from scripts.pocket.models import start_time_steps
+
     import transformers
 
     torch.manual_seed(0)

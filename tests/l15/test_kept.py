@@ -166,28 +166,6 @@ def test_another_copy_of_the_same_text_is_not_the_trees():
     assert one.num_evictable == 0, "what was released is not what the tree keeps, which a request still holds"
 
 
-def test_what_was_evicted_while_a_request_ran_is_offered_again_when_it_ends():
-    kv, tokens = Windows(num_groups=1), list(range(24))
-    kv.allocate("a", tokens)
-    compute(kv, "a", tokens)
-    for block in kv.tables["a"].blocks:
-        kv.kept.drop(block)
-    assert kv.findable(tokens) == 0
-    kv.free("a", tokens)
-    assert kv.findable(tokens) == 24, "it holds the last window, so the next turn of the chat begins behind it"
-
-
-def test_a_tombstone_shortens_a_hit_and_computing_again_mends_it():
-    kv, tokens = Windows(num_groups=2), list(range(40))
-    assert serve(kv, "a", tokens) == 0
-    blocks = kv.tree.prefix(tokens)
-    kv.kept.drop(blocks[8])
-    assert kv.findable(tokens) == 32, "behind 32 tokens, blocks 6 and 7 are seen"
-    assert serve(kv, "b", tokens) == 32
-    assert kv.findable(tokens) == 40, "the tree has taken the companion of the request that computed the block again"
-    assert kv.tree.prefix(tokens) == blocks, "group 0 has kept its own"
-
-
 def test_under_pressure_windows_do_not_vanish_before_the_texts_that_they_serve():
     """If every window went before any block of group 0, each hit would be 0 tokens, and nothing would say so."""
     kv = Windows(num_groups=2, num_blocks=61)
@@ -199,10 +177,12 @@ def test_under_pressure_windows_do_not_vanish_before_the_texts_that_they_serve()
     assert sum(kv.blocks_by_state) == 60
 
 
-def test_the_next_turn_of_a_chat_begins_behind_the_answer_though_all_spare_companions_are_gone():
-    kv, tokens = Windows(num_groups=2), list(range(40))
-    kv.allocate("a", tokens[:10])
+def test_what_was_evicted_while_a_request_ran_is_offered_again_when_it_ends():
+    kv, tokens = Windows(num_groups=1), list(range(24))
+    kv.allocate("a", tokens)
     compute(kv, "a", tokens)
+    for block in kv.tables["a"].blocks:
+        kv.kept.drop(block)
+    assert kv.findable(tokens) == 0
     kv.free("a", tokens)
-    kv.kept.trim(99)
-    assert kv.findable(tokens) == 40, "where an answer ends is a place"
+    assert kv.findable(tokens) == 24, "it holds the last window, so the next turn of the chat begins behind it"

@@ -29,11 +29,6 @@ def test_what_no_pool_can_hold_together_is_refused(layers, values):
         check_kinds(layers)
 
 
-@pytest.mark.parametrize("layers", [[Full()], [SMALL, Window(5), Full(), SMALL], [SMALL, Latent(8, 4)], [Window(5)]])
-def test_other_mixtures_are_not(layers):
-    check_kinds(layers)
-
-
 @pytest.mark.parametrize(
     ("layers", "num_tensors"),
     [

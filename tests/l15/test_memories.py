@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_engine.base.errors import OutOfBlocks
 from mini_engine.hybrid.memory import StateMemory
 from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.connector import NO_CONNECTOR, NOTHING, KvConnector, Load
@@ -79,15 +78,6 @@ class Both(Windows):
             if node in self.state_memory.checkpoints and all(block in self.kept.companions for block in window):
                 found.append(end * SIZE)
         return found
-
-
-def test_no_request_begins_while_one_of_them_is_full():
-    kv = Both(slots=1)
-    kv.allocate("a", [1, 2, 3])
-    assert not kv.both.has_room
-    with pytest.raises(OutOfBlocks):
-        kv.allocate("b", [1, 2, 3])
-    assert "b" not in kv.memory.holds
 
 
 def test_a_state_is_kept_with_the_window_before_it():

@@ -120,19 +120,6 @@ def test_the_next_turn_of_a_chat_begins_where_the_answer_ended(window, num_token
     )
 
 
-def test_blocks_behind_the_window_are_free_at_once():
-    kv = Windows(num_groups=2, caching=False)
-    kv.allocate("r", TEXT)
-    kv.grow("r", 8), kv.write("r", TEXT, 0, 8), kv.commit("r", TEXT, 8)
-    kv.grow("r", 16), kv.write("r", TEXT, 8, 16)
-    before = kv.rows("r")
-    free = kv.allocator.num_free
-    kv.commit("r", TEXT, 16)
-    assert kv.rows("r")[1] == [NULL, NULL, *before[1][2:]], "token 16 sees 11 … 16"
-    assert kv.allocator.num_free == free + 4
-    assert set(kv.allocator.free_blocks[-4:]) == {*before[1][:2], *before[2][:2]}, "and the next to be handed out"
-
-
 def test_a_chunk_sees_further_back_than_its_last_token():
     """Freeing by the chunk's last token instead of its first would take blocks that the chunk still reads."""
     kv = Windows(window=6, max_step=8)
@@ -143,22 +130,3 @@ def test_a_chunk_sees_further_back_than_its_last_token():
     assert kv.rows("r")[1][4] != NULL, (
         "token 24, the chunk's first, sees 19 … 24: block 4 must not be freed before it ran"
     )
-
-
-def test_a_load_from_elsewhere_takes_only_the_last_window():
-    kv = Windows(num_groups=2)
-    kv.allocate("r", TEXT)
-    kv.memory.expect("r", 36)
-    kv.grow("r", 36)
-    assert [row.count(NULL) for row in kv.rows("r")] == [0, 7, 7], "token 36 sees 31 … 36"
-    assert kv.allocator.num_free == 59 - 9 - 4
-
-
-def test_a_load_behind_a_hit_gives_the_old_window_back():
-    kv = stored(num_blocks=80)
-    kv.allocate("r", [*TEXT, *range(60, 80)])
-    free = kv.num_free_blocks
-    kv.memory.expect("r", 56)
-    kv.grow("r", 56)
-    assert [row.count(NULL) for row in kv.rows("r")] == [0, 12, 12]
-    assert kv.num_free_blocks == free - 4 - 4 + 4, "four blocks of group 0, two in each other group; two each came back"

@@ -1,29 +1,15 @@
 """Lesson 15. The shipped model with windows: a config for the pocket model's weights, found and used by its name."""
 
-import json
-
 import pytest
 
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint import shipped
 from mini_engine.checkpoint.directory import resolve_checkpoint
-from mini_engine.checkpoint.shipped import PACKAGE
-from mini_engine.families.qwen3 import load_model
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.windows.window_config import WindowConfig
-
-POCKET_WINDOWS_CONFIG = PACKAGE / "pocket_windows/config.json"
+from tests.support import refused
 
 pytestmark = pytest.mark.reference  # about the shipped model, not about a task
-
-
-def test_only_windows_set_it_apart_from_the_pocket_model():
-    config, pocket = (
-        json.loads(path.read_text(encoding="utf-8")) for path in (POCKET_WINDOWS_CONFIG, POCKET_DIR / "config.json")
-    )
-    other = {name for name in config if config[name] != pocket.get(name)}
-    assert other == {"layer_types", "sliding_window", "use_sliding_window"}
-    assert config["sliding_window"] == 23 and config["layer_types"].count("sliding_attention") == 4
 
 
 @pytest.mark.parametrize("fault", ["read-only", "a file"])
@@ -39,6 +25,6 @@ def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path, monkeypatch, faul
         shipped.combined.cache_clear()
 
 
-def test_earlier_lessons_refuse_it_in_a_sentence_that_names_what_runs_it():
-    with pytest.raises(UserError, match="LLM"):
-        load_model("pocket-windows")
+def test_a_model_without_windows_is_refused_by_this_lessons_script():
+    with refused(UserError, "window lesson 15"):
+        WindowConfig.from_dir(POCKET_DIR)

@@ -38,16 +38,6 @@ def check_all_is_found(kv, when):
     check_tree(kv.tree)
 
 
-@pytest.mark.parametrize("num_more", range(1, 17))
-def test_a_text_that_loses_its_end_is_found_as_far_as_it_is_held(num_more):
-    kv, tokens = Windows(6, 2, 61, 4), list(range(40))
-    serve(kv, "first", tokens[:20])
-    serve(kv, "second", tokens)
-    assert texts_of(kv) == [tokens]
-    kv.coordinator.prefixes._make_free(kv.allocator.num_free + num_more)
-    check_all_is_found(kv, f"{num_more} blocks were needed")
-
-
 def test_the_hit_becomes_shorter_and_then_the_whole_text_goes():
     """One text fills the pool, 10 blocks in each of 3 groups; prompts like it begin behind 36 tokens, others behind 40.
 
@@ -93,15 +83,3 @@ def test_whatever_the_pool_holds_of_a_text_is_found(shape, seed):
     for number in range(NUM_PROMPTS):
         ask(kv, chance, f"r{number}", running)
         check_all_is_found(kv, f"after {number} prompts")
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_texts_are_evicted_and_found_at_all(shape):
-    """Otherwise the test before shows nothing."""
-    evicted = found = 0
-    for seed in range(4):
-        kv, chance, running = pressed(shape), random.Random(seed), []
-        for number in range(NUM_PROMPTS):
-            ask(kv, chance, f"r{number}", running)
-        evicted, found = evicted + kv.tree.num_evicted, found + kv.coordinator.prefixes.stats.num_hits
-    assert evicted > 20 and found > 20

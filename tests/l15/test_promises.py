@@ -5,15 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mini_engine.assembly.engine_config import EngineConfig
-from mini_engine.base.errors import UserError
-from mini_engine.engine.request import Request
-from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.windows.memory import WindowMemory
 from tests.shared.window_ledger import Windows, compute
-from tests.support import must_raise
 
 
 def memory(window=6, size=4, max_step=8, num_groups=1):
@@ -107,14 +102,3 @@ def test_the_cost_of_an_admission_counts_every_group_and_what_is_found():
     assert cost == 3 + adopted, (
         "a block for the new tokens in each group; found blocks that count as free do so no more"
     )
-
-
-def test_a_request_that_can_never_fit_counts_windows_too():
-    kv = Windows(num_groups=2, num_blocks=90)
-    scheduler = Scheduler(kv.manager)
-    scheduler.add(Request("fits", [1] * 316, SamplingParams(max_tokens=1)))
-    too_long = Request("does not", [1] * 320, SamplingParams(max_tokens=1))
-    with must_raise(
-        UserError, "80 blocks of group 0, and five in each of two window groups, are more than the 89 there are"
-    ):
-        scheduler.add(too_long)

@@ -7,7 +7,7 @@ from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from mini_engine.tiers.records import Kind
 from mini_engine.tiers.tiers import Tiers
-from tests.shared.window_cells import GROUPS, POOL, Cells, connected
+from tests.shared.window_cells import GROUPS, POOL, connected
 from tests.shared.window_ledger import compute, serve
 from tests.support import thorough
 from tests.tiered import TierMachine
@@ -79,16 +79,6 @@ def test_without_room_for_what_the_tiers_have_a_request_begins_at_its_first_toke
     assert kv.allocate("c", tokens) == 40 and kv.num_free_blocks == 0, "exactly enough"
     kv.check_reads("c", tokens, 40, 40)
     kv.free("c")
-
-
-def test_a_window_s_record_is_no_block_s(kv, tiers):
-    serve(kv, "a", [1] * 9)
-    by_kind = {record.kind: record for record in tiers.host.records.values()}
-    block, window = by_kind[Kind.KV], by_kind[Kind.WINDOW]
-    assert window.parent in {one.key for one in tiers.host.records.values()}, "its parent is its block"
-    assert window.key != block.key and len(window.payload) == GROUPS * len(block.payload)
-    groups = [window.payload[group * Cells.payload_bytes] for group in range(GROUPS)]
-    assert groups == [1, 2], "a block of each window group, in their order"
 
 
 class Machine(TierMachine):

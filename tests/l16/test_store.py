@@ -233,28 +233,6 @@ def test_the_answer_is_in_q_s_dtype(lengths, monkeypatch):
     assert out.dtype == torch.bfloat16, "in q's dtype, although expanded_attention answers in float32"
 
 
-@pytest.mark.parametrize(
-    "lengths", [MIXED, [(30, 30)], [(1, 30), (9, 30)]], ids=["mixed", "prompt", "decode and chunk"]
-)
-def test_both_ways_give_one_answer(lengths, monkeypatch):
-    pool = pool_of(lengths, padding=NULL_BLOCK)  # expanding reads what a sequence without queries has, too
-    q, kv_b = randoms((int(pool.starts[-1]), HEADS, NOPE + ROPE), (HEADS, NOPE + V, RANK), seed=2)
-    none = torch.zeros(0, dtype=torch.int64)
-    meta = ForwardMeta(none, none, pool.starts, pool.lens, pool.table, BLOCK_SIZE)
-    paged = KvPool(CONFIG, len(pool.c_cache), BLOCK_SIZE, LatentKernel("reference", reference_attention))
-    paged.K[LAYER], paged.V[LAYER] = pool.c_cache, pool.r_cache
-    kv, answers = LatentKv(CONFIG, paged), []
-    for pays in (lambda *_: True, lambda *_: False, reading.expanding_pays):
-        monkeypatch.setattr(store, "expanding_pays", pays)
-        answers.append(kv.attend_latents(LAYER, q, kv_b, meta))
-    want = [
-        attention(q[rows], *history, kv_b, CONFIG.attention_scale)
-        for rows, history in zip(pool.rows, pool.histories, strict=True)
-    ]
-    for out, way in zip(answers, ("expanded", "absorbed", "each the cheaper way"), strict=True):
-        close(out, torch.cat(want), f"{lengths} (q_len, kv_len), {way}")
-
-
 WRONG_SHAPES = [
     ((2, 1, ROPE), (2, 1, RANK)),  # the two exchanged
     ((2, 1, RANK), (2, 1, RANK)),

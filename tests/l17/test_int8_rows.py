@@ -10,7 +10,6 @@ from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.quantized.formats import INT8
 from mini_engine.quantized.pool import RowKvPool, bytes_per_token
 from mini_engine.quantized.rows import pack, quantize, row_bytes, unpack
-from mini_engine.tiers.blocks import BlockBytes
 from tests.support import some
 
 CONFIG = Qwen3Config(
@@ -26,11 +25,6 @@ CONFIG = Qwen3Config(
 
 def make_pool(num_blocks=5, block_size=4):
     return RowKvPool(INT8, CONFIG, num_blocks, block_size, load_kernel("reference", rows="int8"))
-
-
-def stored(pool, layer, slots):
-    """Return K and V of some slots as the pool holds them, `[n, H_kv, D]`."""
-    return [unpack(side[layer].flatten(0, 1)[slots], CONFIG.head_dim) for side in (pool.K, pool.V)]
 
 
 # ---------------------------------------------------------------- quantize
@@ -134,18 +128,6 @@ def test_a_token_takes_its_integers_and_a_scale_in_each_head():
     assert pool.bytes == 5 * 4 * bytes_per_token(CONFIG, INT8), "what the engine counts is what the pool takes"
 
 
-def test_heads_of_128_give_at_least_1_9_times_the_tokens():
-    config = Qwen3Config(**{**vars(CONFIG), "head_dim": 128})
-    assert config.kv_bytes_per_token(torch.bfloat16) / bytes_per_token(config, INT8) >= 1.9
-
-
-def test_each_slot_gets_its_own_token():
-    pool, k, v = make_pool(), some(3, 2, 18, seed=1), some(3, 2, 18, seed=2)
-    pool.set_kv(1, torch.tensor([19, 4, 10]), k, v)
-    for got, x in zip(stored(pool, 1, [19, 4, 10]), (k, v), strict=True):
-        assert torch.equal(got, unpack(pack(x), 18))
-
-
 @pytest.mark.parametrize("shape", [(3, 2, 17), (3, 2, 24), (2, 2, 18), (3, 1, 18)])
 def test_wrong_shapes_are_refused_and_nothing_is_written(shape):
     pool, slots, good = make_pool(), torch.tensor([4, 5, 6]), some(3, 2, 18)
@@ -157,20 +139,3 @@ def test_wrong_shapes_are_refused_and_nothing_is_written(shape):
     with pytest.raises(ValueError, match="20"):
         pool.set_kv(0, torch.tensor([4, 5, 20]), -good, good)
     assert torch.equal(pool.K[0], before)
-
-
-def test_copies_and_records_move_scales_with_their_rows():
-    pool, k, v = make_pool(), some(4, 2, 18, seed=3) * 9, some(4, 2, 18, seed=4) / 9
-    for layer in range(2):
-        pool.set_kv(layer, torch.arange(4, 8), k, v)
-        pool.set_kv(layer, torch.arange(8, 12), v, k)
-    pool.copy_blocks([1, 2], [2, 1])
-    for layer in range(2):
-        assert torch.equal(stored(pool, layer, [8, 9, 10, 11])[0], unpack(pack(k), 18)), "block 1 is now in block 2"
-    other = make_pool()
-    blocks = [BlockBytes(p.K, p.V) for p in (pool, other)]
-    assert blocks[0].payload_bytes == 4 * bytes_per_token(CONFIG, INT8), "a record holds integers and scales"
-    blocks[1].write([3], blocks[0].read([2]))
-    for layer in range(2):
-        for got, x in zip(stored(other, layer, [12, 13, 14, 15]), (k, v), strict=True):
-            assert torch.equal(got, unpack(pack(x), 18)), "a block that comes back from a tier has its own scales"

@@ -1,17 +1,15 @@
-"""Lesson 17. Lesson 16's latents as rows: both ways to read them, pools, tiers and whole engines."""
+"""Lesson 17. Lesson 16's latents as rows: expanded, in pools, in records. `tests/families` has whole engines."""
 
 import pytest
 import torch
 
 from mini_engine.attention.registry import load_kernel
-from mini_engine.latents import reading, store
 from mini_engine.latents.reading import expanded_attention
-from mini_engine.quantized.formats import FORMATS, INT4, INT8
+from mini_engine.quantized.formats import INT4, INT8
 from mini_engine.quantized.pool import RowKvPool, bytes_per_token
 from mini_engine.tiers.blocks import BlockBytes
-from tests.shared.latents import BLOCK, ask, check_nothing_is_lost, latents, model
+from tests.shared.latents import BLOCK, model
 from tests.shared.small_latents import HEADS, NOPE, RANK, ROPE, V, attention, close, config_of, pool_of, randoms
-from tests.support import drain
 
 pytestmark = pytest.mark.reference  # no task is about this
 
@@ -43,28 +41,3 @@ def test_a_pool_has_a_row_for_each_latent_and_each_rotary_key(rows):
     with pytest.raises(ValueError):
         pool.set_kv(0, torch.tensor([5, 6, 7]), r, c)
     assert BlockBytes(*pool.parts).payload_bytes * 5 == pool.bytes, "a record is a block of rows"
-
-
-# ---------------------------------------------------------------- engines
-
-
-def answers(kv_dtype, **options):
-    """Return the answers of an engine over latents, cold and then warm."""
-    engine, found = latents(kv_dtype=kv_dtype, **options), []
-    for when in ("cold", "warm"):
-        requests = ask(engine, name=when)
-        drain(engine)
-        assert not any(request.error for request in requests), requests[0].error
-        found.append([request.output_ids for request in requests])
-    check_nothing_is_lost(engine)
-    return found
-
-
-@pytest.mark.parametrize("kv_dtype", FORMATS)
-def test_expanded_and_absorbed_read_the_same_rows(kv_dtype, monkeypatch):
-    monkeypatch.setattr(reading, "PIECE", 16)
-    found = []
-    for way in (True, False):
-        monkeypatch.setattr(store, "expanding_pays", lambda *_, way=way: way)
-        found.append(answers(kv_dtype))
-    assert found[0] == found[1]

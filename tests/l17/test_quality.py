@@ -2,13 +2,9 @@
 
 import functools
 
-from scripts.bench.kv_methods import course_answers
-from scripts.bench.kv_quality import BLOCK_SIZE, compare, heavy_tailed, held_out, logits_of, pools
+from scripts.bench.kv_quality import compare, heavy_tailed, held_out
 
 import pytest
-import torch
-
-from lessons.l17_bits.judge import kl
 
 pytestmark = [pytest.mark.reference, pytest.mark.ci]  # no task is about this
 SEEDS = (0, 1, 2)
@@ -36,21 +32,3 @@ def test_rotation_and_small_groups_bring_int4_to_a_fifth_of_plain_int4s_kl(seed)
     assert plain.kl > 0.3, "without rotation the outlier channel takes the levels of all others"
     assert int4.kl < plain.kl / 5, f"KL {int4.kl:.3f}, of plain int4 {plain.kl:.3f}: are keys and values rotated?"
     assert int4.nll - full.nll < (plain.nll - full.nll) / 5, "the texts' own tokens stay about as likely"
-
-
-def test_int4_on_text_that_the_model_knows():
-    int4, full = found()["int4"], found()["full"]
-    assert 1e-6 < int4.kl < 2e-3 and abs(int4.nll - full.nll) < 5e-3, "measured: 2e-4 and -3e-4"
-
-
-@torch.inference_mode()
-def test_tokens_show_none_of_this():
-    """Measured on 1,115 tokens of the course's prompts and the pocket model's answers: not one choice is another."""
-    model, texts = course_answers()
-    made = pools(model, 1 + sum(-(-len(ids) // BLOCK_SIZE) for ids in texts))
-    logits = {name: logits_of(model, texts, made[name]) for name in ("full", "int8", "plain int4")}
-    full = logits.pop("full")
-    changed = {name: int((other.argmax(-1) != full.argmax(-1)).sum()) for name, other in logits.items()}
-    assert max(changed.values()) <= 2, f"of {len(full)} choices, rounding changed {changed}"
-    off = {name: float(kl(full, other).mean()) for name, other in logits.items()}
-    assert off["plain int4"] > 50 * off["int8"], f"KL sees what tokens do not: {off}; measured: 250 times as much"

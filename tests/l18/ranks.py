@@ -1,6 +1,7 @@
 """Lesson 18. Shared by the tests of ranks: ranks that are processes, ranks that are threads, and none at all."""
 
 import pickle
+import queue
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,34 +76,30 @@ class Wire:
 
 
 class Pipe:
-    """What another rank reads: messages as bytes, then the end."""
+    """One end to write to and one to read from. None is the end."""
 
-    def __init__(self, messages):
-        self.left = [packed(message) for message in messages]
+    def __init__(self, *messages):
+        self.messages = queue.SimpleQueue()
+        for message in messages:
+            self.send_bytes(packed(message))
+
+    def send_bytes(self, message):
+        self.messages.put(message)
 
     def recv_bytes(self):
-        if not self.left:
+        message = self.messages.get(timeout=60)
+        if message is None:
             raise EOFError
-        return self.left.pop(0)
-
-
-class Replies:
-    """What another rank answers."""
-
-    def __init__(self):
-        self.sent = []
-
-    def send_bytes(self, reply):
-        self.sent.append(reply)
+        return message
 
 
 def follow(messages, model):
-    """Let another rank take these messages, as its pipe brings them; return what it answers."""
-    pipe, replies = Pipe(messages), Replies()
+    """Let another rank take these messages, as its pipe brings them."""
+    pipe = Pipe(*messages)
+    pipe.send_bytes(None)
     with pytest.raises(EOFError):
-        follow_plans(model, pipe, replies)
-    assert not pipe.left
-    return replies.sent
+        follow_plans(model, pipe, Pipe())
+    assert pipe.messages.empty()
 
 
 class Sums:

@@ -3,7 +3,6 @@
 The model's processes are not here: what they raise is. `test_parallel_ends.py` kills one.
 """
 
-import threading
 from functools import cache
 
 import pytest
@@ -12,10 +11,8 @@ from mini_engine.assembly.build import build_engine
 from mini_engine.assembly.llm import LLM
 from mini_engine.assembly.loading import load
 from mini_engine.base.errors import EngineDead
-from mini_engine.engine.jobs import Job
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
-from mini_engine.engine.worker import EngineStopped, EngineWorker
 from mini_engine.kv.connector import KvConnector
 from mini_engine.kv.memory import NO_MEMORY
 from mini_engine.kv.request_table import RequestTable
@@ -26,7 +23,6 @@ pytestmark = [pytest.mark.reference, pytest.mark.ci]  # about the engine, not ab
 FAMILIES = ("pocket", "pocket-hybrid", "pocket-windows", "pocket-latent")
 PROMPTS = [[5, 9, 11, 30] * 3, [7, 8, 9] * 5, list(range(100, 118))]
 CHOSEN = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-PATIENCE = 15.0  # seconds, after which a reader has been forgotten
 WAYS = ("a failed step", "abort", "the end of an answer", "preemption", "close")
 
 # where it raises; False: nothing is lost, so the engine goes on
@@ -197,33 +193,3 @@ def test_a_request_that_fails_while_it_is_admitted_leaves_nothing_behind(family,
     assert bool(engine.fault) == (place == "states.reset_states"), "a rank is gone, for good"
     if not engine.fault:
         assert answer(engine).output_ids == expected(family)
-
-
-@everywhere
-def test_every_stream_is_told_and_the_thread_ends_when_it_is_closed(family, place, monkeypatch):
-    long, ends = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True), {}
-
-    def read(answers, number):
-        for _, delta in answers:
-            ends[number] = delta
-
-    with EngineWorker(engine_of(family), tokenizer()) as worker:
-        streams = [worker.submit_sync([Job(ids, long)]) for ids in PROMPTS]
-        with monkeypatch.context() as patch:
-            break_at(place, worker.engine.scheduler.manager, patch)
-            patch.setattr(worker.engine.runner, "run", on_fire)
-            readers = [threading.Thread(target=read, args=(one, i), daemon=True) for i, one in enumerate(streams)]
-            for reader in readers:
-                reader.start()
-            for reader in readers:
-                reader.join(PATIENCE)
-        assert {number: delta.finish_reason for number, delta in ends.items()} == dict.fromkeys(range(3), "error")
-        assert worker.num_open == 0 and not worker.answers
-        if worker.fault:
-            with pytest.raises(EngineStopped):
-                worker.submit_sync([Job(PROMPTS[-1], CHOSEN)])
-        else:
-            again = [token for delta in worker.stream_sync(PROMPTS[-1], CHOSEN) for token in delta.token_ids]
-            assert again == expected(family)
-        assert worker.close(PATIENCE)
-    check_nothing_is_held(worker.engine.scheduler.manager, place)

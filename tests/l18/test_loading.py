@@ -16,12 +16,10 @@ from mini_engine.checkpoint import tensor_files
 from mini_engine.checkpoint.stored import Stored
 from mini_engine.distributed.tensor_parallel.shard import RankCut
 from mini_engine.tiers.opening import identity, identity_of, stored_digest, weights_digest
-from tests.l18 import families
-from tests.l18.families import path_of, stored
 from tests.l18.ranks import part
+from tests.l18.shapes import BIASED, TIED, each_shape, path_of, stored
 from tests.support import must_raise
 
-BIASED = "four, with biases"
 PIECE = 2**11  # several pieces for most tensors of these models
 
 
@@ -61,7 +59,7 @@ def reads(monkeypatch):
 
 
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.ci)])
-@pytest.mark.parametrize("name", families.NAMES)
+@each_shape
 def test_ranks_together_read_a_checkpoint_s_cut_tensors_once(name, num_ranks, reads):
     """Each rank reads its share and, of what is not cut, all: no byte more, in small pieces."""
     checkpoint = stored(name)
@@ -85,7 +83,7 @@ def test_one_process_reads_everything_once(reads):
     assert model.config == checkpoint.config
 
 
-@pytest.mark.parametrize("name", families.NAMES)
+@each_shape
 def test_what_is_behind_the_rows_that_are_read_is_zero(name, monkeypatch):
     """Memory that was never written may hold anything; NaN here."""
     empty = torch.empty
@@ -147,7 +145,7 @@ def test_a_model_that_cannot_be_shared_is_refused_before_anything_is_read(reads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.ci)])
-@pytest.mark.parametrize("name", families.NAMES)
+@each_shape
 def test_the_digest_of_a_checkpoint_is_that_of_the_model(name, dtype, reads):
     """A directory that one process has filled is of use to two."""
     model = reader_of(path_of(name)).load(path_of(name), dtype)
@@ -165,7 +163,7 @@ def test_a_tie_that_the_files_contradict_is_no_tie_for_ranks_either(damaged):
     def untie(tensors):
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
 
-    directory = damaged("131 tokens, tied", untie)
+    directory = damaged(TIED, untie)
     model, checkpoint = reader_of(directory).load(directory), reader_of(directory).stored(directory)
     assert not model.config.tie_word_embeddings
     assert stored_digest(checkpoint, torch.float32) == weights_digest(model)

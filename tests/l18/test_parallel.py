@@ -9,14 +9,12 @@ import signal
 import pytest
 import torch
 
-from mini_engine.assembly.llm import LLM
 from mini_engine.base.errors import EngineDead, UserError
 from mini_engine.distributed.tensor_parallel.pools import SharedPools
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.families.qwen3 import load_model
 from mini_engine.pocket import POCKET_DIR
-from tests.l18.ranks import PROMPTS, answers, engine_over, started
+from tests.l18.ranks import answers, engine_over, started
 from tests.processes import WAIT_SECONDS, deadline, posix
 
 nightly = pytest.mark.nightly
@@ -48,32 +46,6 @@ def test_layers_that_do_not_work_here_are_an_error_in_one_sentence():
     with pytest.raises(UserError) as caught:
         started(backend="packed", dtype=torch.float16)
     assert "float16" in str(caught.value) and not isinstance(caught.value, EngineDead)
-
-
-@nightly
-@posix
-def test_when_a_rank_of_a_hybrid_dies_every_stream_ends_and_nothing_stays_held():
-    """Giving back a state slot needs all ranks, so the clean-up of each request fails, too."""
-    with LLM("pocket-hybrid", tensor_parallel_size=2, **OPTIONS) as llm, deadline(WAIT_SECONDS):
-        engine, chosen = llm.engine, SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
-        streams = [llm.stream(ids, chosen) for ids in PROMPTS[:3]]
-        for stream in streams:
-            next(stream)
-        memory, [rank_1] = engine.scheduler.manager.coordinator.memory, engine.runner.group.processes
-        assert len(memory.holds) == 3
-        os.kill(rank_1.pid, signal.SIGKILL)
-        with pytest.raises(EngineDead) as caught:
-            list(streams[0])
-        assert "rank 1 of 2 has ended (killed by SIGKILL)" in str(caught.value) and str(caught.value) == engine.fault
-        for stream in streams:
-            *_, last = stream
-            assert last.finish_reason == "error" and engine.fault in last.error
-        assert not engine.has_unfinished and not engine.scheduler.manager.tables and not memory.holds
-        assert len(memory.free_slots) == memory.states.max_reqs
-        assert engine.scheduler.manager.blocks_by_state.held == 0
-        with pytest.raises(EngineDead):
-            llm.generate([PROMPTS[0]], chosen, progress=False)
-    assert not rank_1.is_alive()
 
 
 @nightly

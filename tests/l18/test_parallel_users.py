@@ -137,15 +137,6 @@ def running(*arguments):
         process.communicate()
 
 
-@nightly
-@pytest.mark.parametrize("chat", [False, True], ids=["generate", "chat"])
-def test_commands_answer_over_two_processes(chat):
-    with running(*(["chat"] if chat else ["generate", "The capital of France is"]), "--max-tokens", "3") as process:
-        out, err = process.communicate("What is paging?\n" if chat else None, timeout=WAIT_SECONDS)
-        assert process.returncode == 0 and err == "" and len(out) > 3, err
-        assert chat or out.startswith(" Paris")
-
-
 each_fault = pytest.mark.parametrize(
     ("sign", "sentence"),
     [
@@ -189,20 +180,6 @@ def test_ctrl_c_in_a_terminal_stops_the_answer_and_nothing_complains():
             os.kill(pid, signal.SIGINT)
         _, err = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 0 and err == "", err
-
-
-@nightly
-def test_a_rank_that_dies_while_it_starts_ends_the_start(tmp_path):
-    """A script without the guard starts itself again in each rank, where that is an error."""
-    script = tmp_path / "unguarded.py"
-    script.write_text("from mini_engine import LLM\nLLM(tensor_parallel_size=2, device='cpu')\n", encoding="utf-8")
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with deadline(3 * WAIT_SECONDS):
-        done = subprocess.run(
-            [sys.executable, str(script)], capture_output=True, encoding="utf-8", env=environment, timeout=WAIT_SECONDS
-        )
-    assert done.returncode == 1 and "rank 1 of 2 ended before it was ready" in done.stderr, done.stderr
-    assert "__main__" in done.stderr.splitlines()[-1]
 
 
 @nightly

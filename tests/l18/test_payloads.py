@@ -1,13 +1,9 @@
 """Lesson 18. Lesson 12's payloads over ranks: what several write, one process reads, and the other way round."""
 
-from functools import partial
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from mini_engine.assembly.layout import kv_shape
-from mini_engine.attention.registry import load_kernel
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.distributed.tensor_parallel.messages import ReadBlocks, WriteBlocks
 from mini_engine.distributed.tensor_parallel.payloads import Run, join, split
@@ -17,10 +13,7 @@ from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import LINEAR, HybridConfig
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.model.kinds import FULL
-from mini_engine.quantized.formats import INT8
-from mini_engine.quantized.pool import RowKvPool
 from mini_engine.tiers.blocks import BlockBytes
-from tests.l18.families import stored
 from tests.l18.ranks import Wire
 from tests.support import must_raise
 
@@ -174,20 +167,6 @@ def test_ranks_read_a_block_as_one_process_does(kind, num_ranks, dtype):
     )
 
 
-@each_number
-@each_dtype
-@each_kind
-def test_ranks_write_a_block_as_one_process_does(kind, num_ranks, dtype):
-    whole, empty = filled(dtype), pools_of(CONFIG, dtype)
-    payloads = BlockBytes(*getattr(whole, kind).parts).read(BLOCKS)
-    BlockBytes(*getattr(empty, kind).parts).write([2, 1], payloads)
-    parts = [pools_of(share_of(CONFIG, num_ranks, shared_by(CONFIG)), dtype) for _ in range(num_ranks)]
-    bytes_of(*shared(num_ranks, parts), kind).write([2, 1], payloads)
-    for mine, expected in zip(parts, cut(empty, num_ranks, dtype), strict=True):
-        for found, wanted in zip(tensors_of(mine), tensors_of(expected), strict=True):
-            assert torch.equal(found, wanted), "each rank gets its own heads, in these two blocks alone"
-
-
 def test_payloads_of_another_size_are_refused_and_nothing_is_written():
     whole = filled(torch.float32)
     parts = cut(whole, 2, torch.float32)
@@ -222,57 +201,3 @@ def test_what_ranks_are_asked_says_nothing_of_the_bytes_of_others():
     assert sum(map(len, state.payloads)) == slots.payload_bytes // 2
     assert ReadBlocks("kv", BLOCKS).carry_out(parts[1]) == b"".join(map(bytes, written.payloads))
     assert ReadBlocks("states", [1]).carry_out(parts[1]) == state.payloads[0]
-
-
-@each_number
-def test_states_without_heads_are_put_together_channel_by_channel(num_ranks):
-    """A short convolution has no recurrent state, and its channels are one part."""
-    whole = GdnPool(2, 3, 0, 0, 0, 8, 4)
-    whole.conv_state.normal_()
-    parts = [Pools(None, GdnPool(2, 3, 0, 0, 0, 8 // num_ranks, 4)) for _ in range(num_ranks)]
-    for rank, part in enumerate(parts):
-        part.states.conv_state.copy_(whole.conv_state.chunk(num_ranks, dim=2)[rank])
-    pools, own = shared(num_ranks, parts)
-    slots, [payload] = pools.state_bytes(own.states), BlockBytes(*whole.parts).read([1])
-    assert bytes(slots.read([1])[0]) == bytes(payload), "the channels of all ranks in the order of one process"
-    slots.write([2], [payload])
-    for rank, part in enumerate(parts):
-        assert torch.equal(part.states.conv_state[:, 2], whole.conv_state[:, 1].chunk(num_ranks, dim=1)[rank])
-
-
-# ---------------------------------------------------------------- latents, which have no heads
-
-
-class Copying(Others):
-    """Ranks that each have all of a block."""
-
-    def tell_each(self, messages):
-        raise AssertionError("there is nothing to divide: each rank gets the same")
-
-    def ask(self, message, num_bytes):
-        raise AssertionError("there is nothing to ask for: rank 0 has all of it")
-
-
-@pytest.mark.reference
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("kind", [KvPool, partial(RowKvPool, INT8)], ids=["auto", "int8"])
-def test_every_rank_has_the_whole_record_of_latents(kind, num_ranks):
-    """A rank attends over all latents, so it needs them."""
-    config = stored("interleaved").config
-    alone, *pools = (kind(config, 5, 4, load_kernel("torch", latents=True)) for _ in range(1 + num_ranks))
-    for tensor in (*alone.K, *alone.V):
-        tensor.copy_(torch.randint(-100, 100, tensor.shape, generator=torch.Generator().manual_seed(tensor.shape[-1])))
-    for pool in pools:
-        for tensor in (*pool.K, *pool.V):
-            tensor.zero_()
-    ranks, expected = Copying(num_ranks, [Pools(pool, None) for pool in pools[1:]]), BlockBytes(*alone.parts)
-    ranks.model = SimpleNamespace(config=share_of(config, num_ranks, shared_by(config)))
-    blocks = SharedPools(ranks).block_bytes(pools[0])
-    assert blocks.payload_bytes == expected.payload_bytes
-    blocks.write(BLOCKS, expected.read([2, 4]))
-    with must_raise(ValueError, "a payload has one size"):
-        blocks.write([0, 2], [bytes(blocks.payload_bytes * num_ranks)] * 2)
-    for rank, pool in enumerate(pools):
-        for found, wanted in zip((*pool.K, *pool.V), (*alone.K, *alone.V), strict=True):
-            assert torch.equal(found[BLOCKS], wanted[[2, 4]]) and not found[[0, 2, 4]].any(), f"rank {rank}"
-    assert list(map(bytes, blocks.read(BLOCKS))) == list(map(bytes, expected.read([2, 4])))

@@ -20,9 +20,8 @@ from mini_engine.distributed.tensor_parallel.shard import (
     shared_by,
 )
 from mini_engine.kv.no_cache import NoCache, Recompute
-from tests.l18 import families
-from tests.l18.families import load, path_of
 from tests.l18.ranks import answers, in_threads, part
+from tests.l18.shapes import TIED, UNTIED, each_shape, load, path_of
 from tests.support import refused
 
 OPTIONS = {"num_blocks": 60, "block_size": 8, "kernel": "torch"}
@@ -79,7 +78,7 @@ def joined(name, parts, config, num_ranks):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-@pytest.mark.parametrize("name", families.NAMES)
+@each_shape
 def test_the_parts_of_all_ranks_are_the_whole_model_bit_for_bit(name, num_ranks, monkeypatch):
     config = whole(name).config
     monkeypatch.setattr(stored, "PIECE_BYTES", 2**11)  # several pieces for most of them
@@ -93,7 +92,7 @@ def test_the_parts_of_all_ranks_are_the_whole_model_bit_for_bit(name, num_ranks,
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("name", families.NAMES)
+@each_shape
 def test_each_rank_holds_its_share(name, num_ranks):
     """Memory of its own: a view of the whole matrix would keep all of it."""
     for parameter, mine in parts_of(name, num_ranks)[-1].items():
@@ -104,7 +103,7 @@ def test_each_rank_holds_its_share(name, num_ranks):
         assert mine.untyped_storage().nbytes() == mine.nbytes, f"{parameter} keeps more than its share"
 
 
-@pytest.mark.parametrize("name", families.NAMES)
+@each_shape
 def test_a_rank_s_config_is_its_share_with_the_whole_vocabulary(name):
     config = whole(name).config
     assert part(path_of(name), 1, 2).config == share_of(config, 2, shared_by(config))
@@ -125,7 +124,7 @@ def test_heads_that_cannot_be_shared_evenly_are_refused(name, num_ranks, values)
 
 
 @pytest.mark.parametrize(
-    ("family", "num_ranks"), [("131 tokens, tied", 4), ("one query a key head, untied", 4), ("every fourth attends", 2)]
+    ("family", "num_ranks"), [(TIED, 4), ("one query a key head, untied", 4), ("every fourth attends", 2)]
 )
 def test_ranks_give_the_tokens_of_the_whole_model(family, num_ranks):
     expected = answers(build_engine(load(family), backend="reference", **OPTIONS), PROMPTS)
@@ -135,7 +134,7 @@ def test_ranks_give_the_tokens_of_the_whole_model(family, num_ranks):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("name", ["131 tokens, untied", "131 tokens, tied"])
+@pytest.mark.parametrize("name", [UNTIED, TIED])
 def test_the_bytes_of_a_step_are_those_of_the_formulas(name, num_ranks):
     ids, config = torch.tensor([0, 32, 33, 65, 66, 130]), whole(name).config
 

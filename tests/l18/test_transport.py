@@ -17,9 +17,10 @@ from mini_engine.base.errors import UserError
 from mini_engine.distributed.tensor_parallel import transport as ways
 from mini_engine.distributed.tensor_parallel.follow import Place
 from mini_engine.distributed.tensor_parallel.limits import device_of_ranks
-from mini_engine.distributed.tensor_parallel.messages import packed, receive
+from mini_engine.distributed.tensor_parallel.messages import receive
 from mini_engine.distributed.tensor_parallel.transport import TorchTransport, transport_for
 from mini_engine.engine.runner import Step
+from tests.l18.ranks import Pipe
 
 MINUTE = timedelta(seconds=60)
 
@@ -86,16 +87,6 @@ def test_gloo_has_ten_seconds_to_meet_and_then_as_long_as_patience_allows(joined
     """A rank that dies while all meet must not be waited for as long as one that is alive in a step."""
     TorchTransport("gloo", "folder/ranks", 4, MINUTE).connect(3)
     assert joined[0][1]["timeout"].total_seconds() < 10 and joined[1:] == [("set_timeout", MINUTE)]
-
-
-class Pipe:
-    """A pipe with one message."""
-
-    def __init__(self, message):
-        self.message = packed(message)
-
-    def recv_bytes(self):
-        return self.message
 
 
 @dataclass(frozen=True)

@@ -100,17 +100,6 @@ def test_a_worker_is_lost(when, fault, tmp_path):
 
 
 @nightly
-@pytest.mark.parametrize("name", ["pocket-hybrid", "pocket-windows", "pocket-latent"])
-@pytest.mark.parametrize("when", ["copying", "ending"])
-def test_a_worker_of_another_kind_of_model_is_lost(when, name, tmp_path):
-    marker = tmp_path / "marker"
-    with faulty(when, "killed", marker, name=name) as engine:
-        assert answers(engine) == [expected(name, prompt) for prompt in PROMPTS]
-        wait_for("the loss is noticed", lambda: events(engine)["losses"] == 1)
-        check_nothing_is_held(engine)
-
-
-@nightly
 def test_one_of_two_workers_is_lost(tmp_path):
     marker = tmp_path / "marker"
     with faulty("filled", "killed", marker, num_workers=2) as engine:

@@ -67,17 +67,6 @@ def test_a_worker_s_k_and_v_give_the_same_tokens():
 
 
 @nightly
-def test_two_workers_share_the_prompts():
-    with opened(prefill_workers=2) as llm:
-        asked = []
-        send = workers_of(llm.engine).send
-        workers_of(llm.engine).send = lambda sender, message: (asked.append(sender), send(sender, message))
-        assert answers(llm.engine) == wanted()
-        assert set(asked) == {1, 2}, "the policy chooses the one with less to do"
-        check_nothing_is_held(llm.engine)
-
-
-@nightly
 def test_a_block_of_one_token():
     """The token behind the last block is a block, too: a state must not be taken behind that one."""
     with opened("pocket-hybrid", block_size=1, num_blocks=500) as llm:

@@ -11,7 +11,7 @@ from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.connector import NO_MATCH
 from mini_engine.kv.prefix_cache import PrefixCache
 from tests.l19.parts import Receiver, StateOfText, block_of
-from tests.shared.tier_cells import BLOCKS, SIZE, digests
+from tests.shared.tier_cells import BLOCKS, SIZE
 
 TEXT = list(range(50, 50 + 4 * SIZE + 1))  # four blocks, and the token that is computed here
 
@@ -322,38 +322,6 @@ def arrive(world, num_buffers=4):
     world.fill(world.transfers.of_id[ask.id], num_buffers, tokens=TEXT)
 
 
-def test_a_request_begins_behind_what_has_arrived():
-    world = World()
-    world.add("a", TEXT)
-    assert world.waits() and not world.manager.tables
-    arrive(world)
-    assert not world.waits()
-    assert world.manager.allocate("a", TEXT) == 4 * SIZE, "one token is left to compute"
-    assert world.kv("a", 4 * SIZE) == digests(None, TEXT)[: 4 * SIZE]
-    assert world.states() == ["free"], "what was copied is given back"
-    [stats] = world.connector.stats
-    assert stats.events["tokens"] == 4 * SIZE and stats.events["bytes"] == 4 * world.stage.buffer_bytes
-    assert stats.events["fallbacks"] == stats.events["cancelled"] == 0
-
-
-def test_the_tree_holds_what_arrived():
-    world = World()
-    assert world.waits()
-    arrive(world)
-    world.manager.allocate("a", TEXT)
-    assert world.manager.allocate("twin", TEXT) == 4 * SIZE and len(world.senders.sent) == 1
-
-
-def test_a_pool_without_room_leaves_it_to_the_steps():
-    world = World()
-    assert world.waits()
-    arrive(world)
-    world.manager.allocate("other", [1])
-    world.manager.grow("other", (BLOCKS - 2) * SIZE)
-    assert world.manager.allocate("a", TEXT) == 0, "no block is free"
-    assert world.states() == ["free"] and not world.connector.taken
-
-
 def test_a_request_that_ends_while_it_waits_is_cancelled():
     world = World()
     world.add("a", TEXT)
@@ -388,19 +356,6 @@ def test_what_arrived_in_part_is_used_and_counted():
     [stats] = world.connector.stats
     assert stats.events["fallbacks"] == 1 and stats.events["bytes"] == 3 * world.stage.buffer_bytes
     assert world.states() == ["free"] and not world.transfers.of_id
-
-
-def test_the_end_of_the_first_twin_leaves_the_second_one_s_transfer():
-    """The first has more tokens by now, so its text is another one."""
-    world = World()
-    world.add("a", TEXT)
-    assert world.waits()
-    arrive(world)
-    world.manager.allocate("a", TEXT)
-    world.requests[0].token_ids.append(3)
-    world.manager.coordinator.prefixes.tree.evict(BLOCKS)
-    world.manager.free("a", TEXT)
-    assert not sent(world, Cancel)
 
 
 def test_requests_are_not_kept_alive():

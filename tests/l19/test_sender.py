@@ -12,6 +12,14 @@ from tests.l19.parts import SIZE, Sender, StateOfText, block_of
 TEXT = list(range(50, 50 + 4 * SIZE + 1))  # four blocks, and the token that the receiver computes
 
 
+def asked(start=0, stop=4, buffers=(5, 2, 7, 0), extras=None):
+    """Return a sender that was asked for these blocks of TEXT, and the blocks of its pool that hold all four."""
+    sender = Sender(extras=extras)
+    blocks = sender.compute(TEXT, 4)
+    sender.begin(TEXT, start, stop, list(buffers))
+    return sender, blocks
+
+
 def filled(sender):
     """Return the cumulative counts that the sender said."""
     return [message.num_buffers for message in sender.said if isinstance(message, Filled)]
@@ -23,9 +31,7 @@ def copied(sender, buffers):
 
 @pytest.mark.task(3)
 def test_each_chunk_s_blocks_are_copied_while_the_rest_is_computed():
-    sender = Sender()
-    blocks = sender.compute(TEXT, 4)
-    sender.begin(TEXT, 0, 4, [5, 2, 7, 0])
+    sender, blocks = asked()
     sender.connector._copy("7", blocks[:2], False)
     assert copied(sender, [5, 2]) == [block_of(TEXT, 0), block_of(TEXT, 1)], "two blocks are full: copy them now"
     assert filled(sender) == [2], "say that the first two buffers are complete"
@@ -36,9 +42,7 @@ def test_each_chunk_s_blocks_are_copied_while_the_rest_is_computed():
 
 @pytest.mark.task(3)
 def test_a_buffer_is_complete_before_the_receiver_is_told():
-    sender = Sender()
-    blocks = sender.compute(TEXT, 4)
-    sender.begin(TEXT, 0, 4, [5, 2, 7, 0])
+    sender, blocks = asked()
     sender.connector._copy("7", blocks, False)
     [seen] = sender.seen
     assert [seen[number] for number in [5, 2, 7, 0]] == [block_of(TEXT, i) for i in range(4)], (
@@ -48,9 +52,7 @@ def test_a_buffer_is_complete_before_the_receiver_is_told():
 
 @pytest.mark.task(3)
 def test_what_was_copied_is_not_copied_again():
-    sender = Sender()
-    blocks = sender.compute(TEXT, 4)
-    sender.begin(TEXT, 0, 4, [5, 2, 7, 0])
+    sender, blocks = asked()
     sender.connector._copy("7", blocks[:2], False)
     for number in (5, 2):
         sender.stage.write(number, bytes(sender.stage.buffer_bytes))
@@ -61,9 +63,7 @@ def test_what_was_copied_is_not_copied_again():
 
 @pytest.mark.task(3)
 def test_nothing_new_is_not_worth_a_word():
-    sender = Sender()
-    blocks = sender.compute(TEXT, 4)
-    sender.begin(TEXT, 0, 4, [5, 2, 7, 0])
+    sender, blocks = asked()
     sender.connector._copy("7", [], False)
     assert sender.said == [], "no block is full yet"
     sender.connector._copy("7", blocks[:2], False)
@@ -74,9 +74,7 @@ def test_nothing_new_is_not_worth_a_word():
 
 @pytest.mark.task(3)
 def test_the_first_buffer_holds_the_first_block_that_was_asked_for():
-    sender = Sender()
-    blocks = sender.compute(TEXT, 4)
-    sender.begin(TEXT, 1, 4, [3, 4, 6])
+    sender, blocks = asked(1, 4, [3, 4, 6])
     sender.connector._copy("7", blocks[:1], False)
     assert sender.said == [], "the receiver has block 0, and asked for blocks 1 … 3"
     sender.connector._copy("7", blocks[:3], False)
@@ -88,9 +86,7 @@ def test_the_first_buffer_holds_the_first_block_that_was_asked_for():
 
 @pytest.mark.task(3)
 def test_blocks_behind_the_last_one_are_not_copied():
-    sender = Sender()
-    blocks = sender.compute(TEXT, 4)
-    sender.begin(TEXT, 0, 2, [5, 2])
+    sender, blocks = asked(0, 2, [5, 2])
     sender.connector._copy("7", blocks, False)
     assert copied(sender, [5, 2]) == [block_of(TEXT, 0), block_of(TEXT, 1)], "two blocks were asked for"
     assert filled(sender) == [2], "and two buffers were lent: there is no third"
@@ -125,10 +121,8 @@ def test_two_requests_fill_their_own_buffers():
 
 @pytest.mark.task(3)
 def test_extras_follow_the_last_block():
-    sender = Sender(extras=StateOfText())
-    blocks = sender.compute(TEXT, 4)
+    sender, blocks = asked(buffers=[5, 2, 7, 0, 3], extras=StateOfText())
     sender.extras.states["7"] = 41
-    sender.begin(TEXT, 0, 4, [5, 2, 7, 0, 3])
     sender.connector._copy("7", blocks[:2], True)
     assert sender.extras.reads == [], "the state after block 1 is not the one that was asked for"
     assert copied(sender, [7]) == [[0] * SIZE], "the third buffer is block 2's"
@@ -142,9 +136,7 @@ def test_extras_follow_the_last_block():
 
 @pytest.mark.task(3)
 def test_a_state_is_read_only_where_the_request_stands_behind_the_last_block():
-    sender = Sender(extras=StateOfText(only_at_end=True))
-    blocks = sender.compute(TEXT, 4)
-    sender.begin(TEXT, 0, 4, [5, 2, 7, 0, 3])
+    sender, blocks = asked(buffers=[5, 2, 7, 0, 3], extras=StateOfText(only_at_end=True))
     sender.connector._copy("7", blocks, False)
     assert sender.extras.reads == [], "at_end is False: the state is of another token, such as the last one"
     assert filled(sender) == [4], "the blocks are complete"
@@ -156,9 +148,7 @@ def test_a_state_is_read_only_where_the_request_stands_behind_the_last_block():
 
 @pytest.mark.task(3)
 def test_windows_can_be_read_wherever_the_request_stands():
-    sender = Sender(extras=StateOfText(only_at_end=False))
-    blocks = sender.compute(TEXT, 4)
-    sender.begin(TEXT, 0, 4, [5, 2, 7, 0, 3])
+    sender, blocks = asked(buffers=[5, 2, 7, 0, 3], extras=StateOfText(only_at_end=False))
     sender.connector._copy("7", blocks[:3], False)
     assert sender.extras.reads == [], "the last block is missing"
     sender.connector._copy("7", blocks, False)
@@ -167,9 +157,7 @@ def test_windows_can_be_read_wherever_the_request_stands():
 
 @pytest.mark.task(3)
 def test_a_whole_transfer_is_left_alone():
-    sender = Sender(extras=StateOfText())
-    blocks = sender.compute(TEXT, 4)
-    sender.begin(TEXT, 0, 4, [5, 2, 7, 0, 3])
+    sender, blocks = asked(buffers=[5, 2, 7, 0, 3], extras=StateOfText())
     for _ in range(2):
         sender.connector._copy("7", blocks, True)
     assert filled(sender) == [5], "everything was said"

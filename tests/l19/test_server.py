@@ -6,7 +6,6 @@
 import asyncio
 import os
 import signal
-from contextlib import ExitStack
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -18,24 +17,17 @@ from prometheus_client import generate_latest
 
 from mini_engine.assembly.llm import LLM
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.worker import EngineWorker
-from mini_engine.handover.opening import workers_of
-from mini_engine.handover.stage import State
 from mini_engine.kv.connector import TierStats
-from mini_engine.server.app import create_app
-from mini_engine.server.background import in_background
-from mini_engine.server.metrics import Metrics, TierMetrics
-from mini_engine.server.server_config import ServerConfig
+from mini_engine.server.metrics import TierMetrics
 from tests.processes import is_alive, posix, spawned_by
-from tests.shared.service import PATIENCE, Service, Unwritten, exchange, read_answer
+from tests.shared.service import PATIENCE, exchange, read_answer
 from tests.shared.serving import Process, serving
 
 nightly = pytest.mark.nightly
 pytestmark = pytest.mark.reference  # no task is about this
 
-OPTIONS = {"num_blocks": 400, "block_size": 8, "handover_min_tokens": 0}
+OPTIONS = ("--num-blocks", "400", "--block-size", "8", "--handover-min-tokens", "0")
 NUM_TOKENS = 16
-SHORT = [[5, 6, 7], [42] * 20, list(range(700, 740))]
 MANY = [[100 + index, *range(300, 300 + 40 * index)] for index in range(1, 9)]
 EVENTS = {"transfers", "tokens", "bytes", "milliseconds", "cancelled", "fallbacks", "losses"}
 
@@ -45,64 +37,11 @@ def asked(prompt, **more):
     return fixed | {"prompt": prompt} | more
 
 
-class Handover(Service):
-    """A server in this process around the pocket model, with one prefill worker."""
-
-    def __enter__(self) -> "Handover":
-        with ExitStack() as stack:
-            self.unwritten = stack.enter_context(Unwritten())
-            self.llm = stack.enter_context(LLM(dtype="float32", device="cpu", prefill_workers=1, **OPTIONS))
-            self.engine, self.metrics = self.llm.engine, Metrics()
-            self.config = ServerConfig("pocket")
-            self.worker = stack.enter_context(EngineWorker(self.engine, self.llm.tokenizer, 256, self.metrics))
-            self.metrics.watch(self.worker)
-            self.app = create_app(self.worker, self.config, self.metrics)
-            self.url = stack.enter_context(in_background(self.app))
-            self.address = ("127.0.0.1", int(self.url.rsplit(":", 1)[1]))
-            self.stack = stack.pop_all()
-        return self
-
-    @property
-    def workers(self):
-        return workers_of(self.engine)
-
-    @property
-    def handle(self):
-        """The only worker."""
-        [handle] = self.workers.handles.values()
-        return handle
-
-    @property
-    def states(self) -> set[State]:
-        """The states of all buffers."""
-        return set(self.workers.transfers.buffers.states)
-
-    def check_nothing_is_left(self) -> None:
-        """Wait until no block and no buffer is in use, on either side."""
-        self.wait_until_idle()
-        self.wait_until("every buffer is free", lambda: self.states == {State.FREE})
-        self.wait_until("the worker's requests hold no block", lambda: self.handle.num_held == 0)
-
-
 def events(text: str) -> dict[str, int]:
     """The events of the tier "prefill" in the text of /metrics."""
     begin = 'mini_engine_tier_events_total{event="'
     lines = [line.removeprefix(begin) for line in text.splitlines() if line.startswith(begin) and '"prefill"' in line]
     return {line.partition('"')[0]: int(float(line.rpartition(" ")[2])) for line in lines}
-
-
-def ask_all(server, prompts, **more) -> list[tuple[int, dict]]:
-    """Ask for all at once; return their statuses and answers."""
-
-    async def scene():
-        return await asyncio.gather(*(exchange(server, asked(prompt, **more)) for prompt in prompts))
-
-    found = asyncio.run(asyncio.wait_for(scene(), PATIENCE))
-    return [(status, read_answer(text)) for status, text in found]
-
-
-def tokens_of(answers) -> list:
-    return [(status, answer["token_ids"]) for status, answer in answers]
 
 
 def test_a_gauge_says_how_many_workers_are_away():
@@ -116,54 +55,14 @@ def expected():
     """The answers of an engine without workers, one after another, by prompt."""
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     with LLM(dtype="float32", device="cpu", backend="reference", num_blocks=400, enable_prefix_caching=False) as llm:
-        answers = [llm.generate([prompt], params, progress=False)[0].token_ids for prompt in (*SHORT, *MANY)]
-    return {tuple(prompt): (200, tokens) for prompt, tokens in zip((*SHORT, *MANY), answers, strict=True)}
-
-
-@pytest.fixture(scope="module")
-def handover():
-    with Handover() as server:
-        yield server
-
-
-# Answers
-
-
-@nightly
-def test_answers_are_those_of_one_process_and_metrics_say_what_was_handed_over(handover: Handover, expected):
-    found = tokens_of(ask_all(handover, [*SHORT, *MANY]))
-    assert found == [expected[tuple(prompt)] for prompt in (*SHORT, *MANY)], "streamed side by side"
-    text = handover.get("/metrics").body
-    assert set(events(text)) == EVENTS
-    got = events(text)
-    assert got["transfers"] > 0 and got["losses"] == 0
-    assert got["bytes"] == got["tokens"] // OPTIONS["block_size"] * handover.workers.layout.block_bytes
-    assert 'mini_engine_tier_bytes{tier="prefill"} 0.0' in text, "nothing is on its way now"
-    handover.check_nothing_is_left()
-
-
-@nightly
-@posix
-def test_answers_go_on_while_a_worker_does_nothing(handover: Handover, expected):
-    prompt = [7, *range(900, 1000)]
-    os.kill(handover.handle.process.pid, signal.SIGSTOP)
-    try:
-        with handover.connect(asked(prompt)) as waiting:
-            handover.wait_until("the prompt is on its way", lambda: State.LENT in handover.states)
-            found = tokens_of(ask_all(handover, [SHORT[0]]))
-            assert found == [expected[tuple(SHORT[0])]], "a prompt too short to be handed over needs no worker"
-            os.kill(handover.handle.process.pid, signal.SIGCONT)
-            assert b"200 OK" in waiting.recv(100)
-    finally:
-        os.kill(handover.handle.process.pid, signal.SIGCONT)
-    handover.check_nothing_is_left()
+        answers = [llm.generate([prompt], params, progress=False)[0].token_ids for prompt in MANY]
+    return {tuple(prompt): (200, tokens) for prompt, tokens in zip(MANY, answers, strict=True)}
 
 
 @nightly
 @posix
 def test_sighup_replaces_all_workers_and_no_request_fails(expected):
-    options = ("--num-blocks", "400", "--block-size", "8", "--handover-min-tokens", "0", "--grace-seconds", "30")
-    with serving("--prefill-workers", "2", *options) as server:
+    with serving("--prefill-workers", "2", *OPTIONS, "--grace-seconds", "30") as server:
         before = set(spawned_by(server.process.pid))
         assert len(before) == 2
 
@@ -184,7 +83,7 @@ def test_sighup_replaces_all_workers_and_no_request_fails(expected):
         after = set(spawned_by(server.process.pid))
         assert len(after) == 2 and before.isdisjoint(after)
         counts = events(asyncio.run(metrics(server)))
-        assert counts["losses"] == 0 and counts["transfers"] > 0
+        assert set(counts) == EVENTS and counts["losses"] == 0 and counts["transfers"] > 0
         check_drain(server, after, expected)
 
 
@@ -235,10 +134,14 @@ async def get(server: Process, path: str) -> str:
 def test_each_replica_has_workers_of_its_own(expected):
     from tests.shared.fleet_server import FleetServer
 
-    options = ("--num-blocks", "400", "--block-size", "8", "--handover-min-tokens", "0")
-    with FleetServer("--prefill-workers", "1", *options) as server:
+    with FleetServer("--prefill-workers", "1", *OPTIONS) as server:
         server.wait_until_all_alive()
-        assert tokens_of(ask_all(server, MANY)) == [expected[tuple(prompt)] for prompt in MANY]
+
+        async def ask_all():
+            return await asyncio.gather(*(exchange(server, asked(prompt)) for prompt in MANY))
+
+        found = asyncio.run(asyncio.wait_for(ask_all(), PATIENCE))
+        assert [(status, tokens(text)) for status, text in found] == [expected[tuple(prompt)] for prompt in MANY]
         server.wait_for("both replicas' processes are named", lambda: len(server.replica_pids()) == 2)
         workers = [spawned_by(replica) for replica in server.replica_pids()]
         assert [len(each) for each in workers] == [1, 1]

@@ -11,7 +11,6 @@ from lessons.l20_agents.compare import BELADY, POLICIES
 from lessons.l20_agents.replay import Rates, Replay
 from lessons.l20_agents.traces import Call
 from mini_engine.kv.eviction import EvictionPolicy
-from tests.l20.loads import turns
 
 FAST = Rates(prefill=1e9, decode=1e9)  # calls never overlap, so their order is given
 
@@ -72,23 +71,9 @@ def test_the_leaf_that_is_used_again_last_goes_first():
     assert order == [b, c, a], "b is never used again, c after a"
 
 
-def test_of_several_uses_the_next_one_counts():
-    trace = calls(["ax", "bx", "ax", "bx", "ax"])
-    a, b = trace[0].prompt[0], trace[1].prompt[0]
-    oracle = Belady(uses_of(trace), begun=[True, True, False, False, False], due={2: 2.0, 3: 3.0, 4: 4.0})
-    assert oracle.next_use(a) == (2.0, 2) < oracle.next_use(b), "a is used in call 2, before b, and again in call 4"
-
-
 def test_a_call_that_has_a_time_comes_before_one_that_has_none():
     """When a turn comes whose previous turn has not ended is unknown, even to the oracle: it counts as later."""
     trace = calls(["ax", "bx", "ax", "bx"])
     a, b = trace[0].prompt[0], trace[1].prompt[0]
     oracle = Belady(uses_of(trace), begun=[True, True, False, False], due={3: 500.0})
     assert oracle.next_use(b) < oracle.next_use(a), "call 3 is due in 500 s; call 2 has no time yet"
-
-
-def test_under_a_slow_server_it_knows_who_comes_back():
-    """With a queue the order is not given, so there is no proof; on such a load it is the best all the same."""
-    trace = turns(3)
-    outcomes = {name: Replay(trace, policy, 45).run().num_found() for name, policy in POLICIES.items()}
-    assert outcomes[BELADY] == max(outcomes.values()), outcomes

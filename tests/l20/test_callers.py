@@ -76,11 +76,6 @@ def test_a_stream_that_is_left_early_ends_its_turn_and_not_its_session(llm):
     assert open_sessions(llm) == {"agent"} and llm.close_session("agent")
 
 
-def test_conversations_given_together_have_a_session_each(llm):
-    llm.chat([TURN, TURN], GREEDY, progress=False, session_id=["one", "two"])
-    assert open_sessions(llm) == {"one", "two"}
-
-
 @pytest.mark.parametrize("wrong", ["", 5, ["a", "b", "c"], ["a", 5], ["a", ""], {"a": 1}], ids=repr)
 def test_what_is_no_session_is_refused_before_anything_runs(llm, wrong):
     with must_raise(UserError, "a name that is none must not be taken for one") as caught:

@@ -3,7 +3,6 @@
 from functools import partial
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given, settings
 
 from mini_engine.agents.events import (
@@ -18,7 +17,7 @@ from mini_engine.distributed.routing.keys import block_keys
 from mini_engine.kv.cache_coordinator import cache_of, coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.prefixes import Stored
-from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
+from mini_engine.kv.radix_node import key_of
 
 SIZE = 4
 PRIVATE = object()  # a namespace of one request, as for prompt log probabilities
@@ -78,59 +77,6 @@ def tree_hashes(tree):
     return found
 
 
-def test_stored_blocks_are_named_as_the_router_names_a_prompt():
-    log = EventLog(SIZE)
-    tell(log, words(1, 2, 3), [7, 8, 9])
-    [event] = log.take()
-    assert event == BlockStored(hashes(words(1, 2, 3)), None, words(1, 2, 3), SIZE)
-
-
-def test_a_longer_text_goes_on_behind_its_stored_part():
-    log = EventLog(SIZE)
-    tell(log, words(1, 2), [7, 8])
-    tell(log, words(1, 2, 3), [7, 8, 9], start=2)
-    whole = hashes(words(1, 2, 3))
-    assert log.take()[1] == BlockStored(whole[2:], whole[1], words(3), SIZE), (
-        "only the new block, behind the hash of the one before it"
-    )
-
-
-def test_the_namespace_is_part_of_a_hash():
-    log = EventLog(SIZE)
-    tell(log, words(1), [7])
-    tell(log, words(1), [8], namespace="tenant")
-    mine, theirs = (event.block_hashes for event in log.take())
-    assert theirs == hashes(words(1), "tenant") != mine, "the same text of two tenants is two blocks"
-
-
-def test_what_two_requests_computed_at_once_is_stored_once():
-    """The second request's blocks were duplicates: the tree has kept its own, and the watcher hears of them again."""
-    log = EventLog(SIZE)
-    tell(log, words(1, 2), [7, 8])
-    tell(log, words(1, 2), [7, 8])
-    assert len(log.take()) == 1, "a subscriber that counts blocks would have counted these twice"
-    tell(log, words(1, 2, 3), [7, 8, 9])
-    assert log.take() == [BlockStored(hashes(words(1, 2, 3))[2:], hashes(words(1, 2))[1], words(3), SIZE)]
-
-
-def test_a_block_that_is_used_again_is_removed_under_its_old_name_first():
-    log = EventLog(SIZE)
-    tell(log, words(1, 2), [7, 8])
-    log.removed([8])
-    tell(log, words(1, 5), [7, 8], start=1)
-    log.removed([8])
-    tell(log, words(1, 6), [7, 8], start=1)
-    old, new = hashes(words(1, 5)), hashes(words(1, 6))
-    kinds = [(type(event), list(event.block_hashes)) for event in log.take()]
-    assert kinds == [
-        (BlockStored, hashes(words(1, 2))),
-        (BlockRemoved, hashes(words(1, 2))[1:]),
-        (BlockStored, old[1:]),
-        (BlockRemoved, old[1:]),
-        (BlockStored, new[1:]),
-    ], "events keep the order in which the tree changed; sorted by kind they would remove what is there"
-
-
 def test_all_blocks_cleared_forgets_their_names():
     log = EventLog(SIZE)
     tell(log, words(1), [7])
@@ -138,15 +84,6 @@ def test_all_blocks_cleared_forgets_their_names():
     log.removed([7])
     tell(log, words(2), [7])
     assert log.take()[1:] == [AllBlocksCleared(), BlockStored(hashes(words(2)), None, words(2), SIZE)]
-
-
-def test_a_private_namespace_is_not_published():
-    """Nothing else can find these blocks, and an object has no bytes that a router could hash, too."""
-    log = EventLog(SIZE)
-    tell(log, words(1), [7], namespace=PRIVATE)
-    tell(log, words(1, 2), [7, 8], start=1, namespace=PRIVATE)
-    log.removed([8, 7])
-    assert log.take() == [] and not log.blocks
 
 
 def test_removing_costs_the_same_however_long_the_text(monkeypatch):
@@ -247,12 +184,3 @@ def test_the_subscribers_blocks_are_those_of_the_tree(turns, capacity, limit):
     whole = Subscriber()
     whole.take(log.take_all()[1])
     assert whole.blocks == reader.blocks, "a snapshot has the same blocks"
-
-
-@pytest.mark.parametrize("size", [1, 16])
-def test_hashes_follow_the_block_size(size):
-    log = EventLog(size)
-    ids = list(range(3 * size))
-    log.stored(Stored(key_of(ids), None, [1, 2, 3], 0))
-    assert log.take()[0].block_hashes == [short_hash(key) for key in block_keys(ids, None, size)]
-    assert len(log.blocks[1].tokens) == size * TOKEN_BYTES

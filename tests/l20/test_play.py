@@ -138,16 +138,6 @@ def test_a_file_that_is_no_evictor_is_one_sentence(tmp_path, capsys, source, sai
     assert "\n" not in out and "Traceback" not in out
 
 
-def test_the_command_prints_a_table_of_80_columns(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    path = evictor(tmp_path, "", EXAMPLE)
-    assert cli.main(["play", "evictor", str(path), "--seed", "5"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any("yours" in line for line in lines) and any("Belady" in line for line in lines)
-    assert max(map(len, lines)) <= 80
-    assert "seed is 5" in lines[0]
-
-
 def test_json_has_the_rows_and_both_seeds(tmp_path, capsys):
     assert cli.main(["play", "evictor", "--seed", "5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -26,11 +27,6 @@ from mini_engine.kv.radix_node import key_of
 SIZE = 4
 ANY = "tcp://127.0.0.1:*"
 LONG = 20.0  # seconds until a test gives up
-
-
-class EventBatchOfVllm(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    ts: float
-    events: list
 
 
 def structs(array_like):
@@ -183,21 +179,6 @@ def test_what_is_no_batch_is_refused_in_one_sentence(payload):
         decode(payload)
 
 
-def test_subscribers_get_topic_number_and_payload():
-    with (
-        sending() as sender,
-        socket_of(zmq.SUB, sender.endpoint) as sub,
-        socket_of(zmq.DEALER, sender.replay_endpoint) as ask,
-    ):
-        replayed(ask, 0)  # now the sockets are connected; PUB sends nothing to those that come later
-        store(sender.events, 1, 2)
-        until(lambda: sub.poll(10) or store(sender.events, 1, 2, 3, start=2))
-        topic, number, payload = received(sub)
-        assert topic == b"kv-events" and len(number) == 8, "vLLM's frames: topic, number, payload"
-        events = decode(payload).events
-        assert all(isinstance(event, BlockStored | AllBlocksCleared) for event in events)
-
-
 def test_every_batch_can_be_had_again_from_a_number_on():
     with sending() as sender, socket_of(zmq.DEALER, sender.replay_endpoint) as ask:
         store(sender.events, 1)
@@ -268,61 +249,6 @@ def test_a_subscriber_that_comes_late_knows_all_blocks():
             until(lambda: index.num_blocks("a") == 1, lambda: subscriber.read(0.01))
 
 
-def test_what_is_lost_while_a_connection_is_down_is_asked_for_again():
-    index = BlockIndex()
-    with (
-        sending(heartbeat=0.03) as sender,
-        closing(Subscriber(index, "a", sender.endpoint, sender.replay_endpoint)) as subscriber,
-    ):
-        store(sender.events, 1)
-        until(lambda: index.num_blocks("a") == 1, lambda: subscriber.read(0.01))
-        subscriber.sub.disconnect(sender.endpoint)
-        before = sender.number
-        sender.events.removed([1])
-        store(sender.events, 2)
-        until(lambda: sender.number > before)
-        store(sender.events, 2, 3, start=1)
-        until(lambda: sender.number > before + 1)
-        subscriber.sub.connect(sender.endpoint)
-        name = iter(range(10, 1000))
-        store(sender.events, next(name), first_block=9)
-        until(
-            lambda: index.num_blocks("a") >= 3,
-            lambda: (
-                subscriber.read(0.02),
-                sender.events.removed([9]),
-                store(sender.events, next(name), first_block=9),
-            ),
-        )
-        sender.events.removed([9])
-        until(lambda: index.num_blocks("a") == 2, lambda: subscriber.read(0.01))
-        assert subscriber.num_gaps >= 1 and subscriber.num_forgotten == 0
-        assert index.replicas["a"].blocks == {short_hash(one.key) for one in sender.events.blocks.values()}
-
-
-def test_a_restarted_replica_is_followed_at_the_same_endpoint():
-    index = BlockIndex()
-    with sending(heartbeat=0.03) as first:
-        place, replay = first.endpoint, first.replay_endpoint
-        subscriber = Subscriber(index, "a", place, replay)
-        store(first.events, 1, 2, 3)
-        until(lambda: index.num_blocks("a") == 3, lambda: subscriber.read(0.01))
-    with closing(subscriber):
-        events = EventLog(SIZE)
-        second = Sender(events, place, replay)
-        second.thread.start()
-        try:
-            store(events, 7)
-            until(lambda: second.number >= 2)
-            names = iter(range(10, 1000))
-            until(
-                lambda: index.replicas["a"].source == second.publisher_id and index.num_blocks("a") == 2,
-                lambda: (subscriber.read(0.05), events.removed([9]), store(events, next(names), first_block=9)),
-            )
-        finally:
-            second.close()
-
-
 class Sockets:
     """The subscriber's messages, made by hand, with a clock that stands still."""
 
@@ -352,9 +278,12 @@ def sockets():
         yield made
 
 
-def test_what_comes_during_a_replay_waits_for_its_end(sockets):
+def test_what_comes_during_a_replay_waits_for_its_end(sockets, monkeypatch):
+    asked = []
+    monkeypatch.setattr(sockets.subscriber, "dealer", SimpleNamespace(send_multipart=asked.append))
     sockets.live(0, BlockStored([1], None, [1], 1))
     sockets.live(2, BlockStored([3], None, [1], 1))
+    assert asked == [[b"", (1).to_bytes(8, "big")]], "the first one that is missing, and what follows"
     sockets.live(3, BlockRemoved([3]))
     assert sockets.blocks() == {1}, "batch 1 is missing: nothing may overtake it"
     sockets.answer(1, BlockStored([2], None, [1], 1))
@@ -456,6 +385,12 @@ def test_a_publishers_thread_ends_with_it():
     del publisher
     gc.collect()
     assert not thread.is_alive() and context.closed, "an engine that is dropped must not leave a port behind"
+
+
+def test_each_start_has_an_id_of_its_own(idle):
+    """By it, a subscriber knows that batch 0 is not an old one: the cache is empty again."""
+    with closing(Publisher(SIZE, ANY)) as publisher:
+        assert publisher.sender.publisher_id != idle.publisher_id
 
 
 def test_closing_twice_is_harmless():

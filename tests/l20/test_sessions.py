@@ -5,20 +5,15 @@ root ── [1 2] ─┬─ [3 4] ◄ A
 """
 
 import time
-from functools import partial
 
 import pytest
 
 from mini_engine.agents.session import Limits
 from mini_engine.agents.sessions import LEFT, REFERENCED, UNCLAIMED, WAITING, Sessions
 from mini_engine.base.errors import UserError
-from mini_engine.engine.request import Request
-from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.kv.cache_coordinator import cache_of, coordinated
 from mini_engine.kv.eviction import LRU
-from mini_engine.kv.prefix_cache import PrefixCache
 from tests.l20.parts import Clock, limits, place, prefix_of, refer, sessions_over
-from tests.shared.trees import SIZE, check_tree, hang, tokens
+from tests.shared.trees import hang
 from tests.support import must_raise
 
 
@@ -378,6 +373,7 @@ def test_a_turn_that_has_begun_no_longer_waits():
 def test_of_what_waits_the_last_in_the_queue_goes_first():
     _, _, a, b, sessions = two_sessions()
     sessions.waits("A", None)
+    assert sorted([a, b], key=sessions.rank) == [b, a], "the queue is certain: what is only held goes before it"
     sessions.waits("B", None)
     sessions.waits("A", None)
     assert sorted([a, b], key=sessions.rank) == [b, a], "A came first and is admitted first: it is needed sooner"
@@ -404,17 +400,6 @@ def test_a_session_is_held_from_its_second_turn_on():
 
 
 # ---------------------------------------------------------------- limits, and a turn's end
-
-
-def test_a_turn_s_end_moves_the_reference():
-    tree, _, a, _, sessions = two_sessions()
-    prefix = prefix_of(a, "A", (1, 2, 3, 4, 6))
-    sessions.began(prefix)
-    prefix.node, prefix.num_stored = hang(tree, a, (6,), (6,)), 5
-    sessions.ended(prefix)
-    session = sessions.sessions[None, "A"]
-    assert (session.end, session.num_blocks, session.num_running) == (prefix.node, 5, 0)
-    assert a not in sessions.ends, "the end of the text is enough: only leaves are evicted"
 
 
 def test_a_turn_that_was_cut_short_does_not_take_the_reference_back():
@@ -455,74 +440,24 @@ def test_if_all_together_have_too_many_the_largest_namespace_gives_way():
     assert place(sessions, quiet) == REFERENCED, "the other namespace has twice as many blocks: it gives some up"
 
 
+@pytest.mark.parametrize(("patience", "gone"), [(30.0, "third"), (0.0, "first")])
+def test_the_newest_session_gives_way_and_one_that_has_been_idle_for_long_before_it(patience, gone):
+    tree, sessions = sessions_over(blocks=2, each=2, patience=patience)
+    leaves = {name: hang(tree, tree.root, (at,), (at,)) for at, name in enumerate(("first", "second", "third"), 1)}
+    for name, leaf in leaves.items():
+        refer(sessions, leaf, name)
+    places = {name: place(sessions, leaf) for name, leaf in leaves.items()}
+    assert [name for name, where in places.items() if where != REFERENCED] == [gone]
+    assert leaves[gone] in sessions.fallen(), "it goes earlier now, so the queue must hear of it"
+    sessions.waits(gone, None)
+    assert place(sessions, leaves[gone]) == WAITING, "its text stays known: if a turn comes, it protects it"
+
+
 def test_the_default_clock_cannot_be_set():
     assert Sessions(limits()).clock is time.monotonic, "time.time jumps when the machine's clock is set"
-
-
-@pytest.mark.parametrize("jump", [-3600, 3600])
-def test_a_clock_that_jumps_costs_hints_and_nothing_else(jump):
-    clock = Clock()
-    tree, _, a, b, sessions = two_sessions(clock=clock)
-    for leaf in (a, b):
-        tree.queue.add(leaf)
-    clock.now += jump
-    assert sorted(tree.evict(5)) == [1, 2, 3, 4, 5], "blocks can be evicted whatever the clock says"
-    assert not sessions.ends
-    check_tree(tree)
 
 
 def test_limits_that_make_no_sense_are_refused():
     for wrong in ({"blocks": -1}, {"sessions": 0}, {"seconds": -1.0}):
         with must_raise(UserError, f"{wrong} is no limit"):
             Limits(**{"blocks": 1, "each": 1} | wrong)
-
-
-# ---------------------------------------------------------------- with a real manager
-
-
-def manager_of(num_blocks, **changes):
-    policy = Sessions(limits(**changes), clock=Clock())
-    return coordinated(num_blocks, SIZE, prefixes=partial(PrefixCache, policy=policy)), policy
-
-
-def turn(manager, request_id, names, session=None):
-    """Run a request through the manager, from its admission to its end; return how many blocks it found."""
-    text = [*tokens(*names), 999]  # one token more than whole blocks: the last one is always computed
-    request = Request(request_id, text, SamplingParams(), session=session)
-    cache_of(manager).request_added(request)
-    found = manager.allocate(request_id, text)
-    manager.grow(request_id, len(text))
-    manager.free(request_id, text)
-    return found // SIZE
-
-
-def test_a_session_outlives_a_crowd_and_nothing_is_pinned():
-    manager, sessions = manager_of(num_blocks=13)
-    turn(manager, "first", (1, 2), "A")
-    turn(manager, "second", (1, 2, 3), "A")
-    for name in range(10, 30, 2):
-        turn(manager, f"{name}", (name, name + 1))
-    assert turn(manager, "third", (1, 2, 3, 4), "A") == 3, "ten strangers have passed, and A's text is still there"
-    assert turn(manager, "large", range(50, 61)) == 0, "a prompt that needs every block gets them: references are soft"
-    assert sessions.stats.evicted == 4, "four blocks were evicted while A referred to them"
-    check_tree(cache_of(manager).prefixes.tree)
-
-
-def test_closing_gives_the_blocks_back_to_the_order():
-    manager, _ = manager_of(num_blocks=13)
-    turn(manager, "first", (1, 2, 3), "A")
-    assert cache_of(manager).close_session("A", None)
-    for name in range(10, 30, 2):
-        turn(manager, f"{name}", (name, name + 1))
-    assert turn(manager, "second", (1, 2, 3, 4)) == 0, "A is closed: its blocks went when ten strangers passed"
-
-
-def test_compaction_leaves_a_branch_that_goes_before_a_crowd():
-    manager, sessions = manager_of(num_blocks=13)
-    turn(manager, "first", (1, 2, 3, 4), "A")
-    turn(manager, "stranger", (20, 21))
-    turn(manager, "compacted", (1, 5), "A")
-    turn(manager, "next", (30, 31, 32, 33, 34), None)
-    assert turn(manager, "again", (20, 21, 22)) == 2, "the stranger's two blocks: A's dead branch went before them"
-    assert turn(manager, "second", (1, 5, 6), "A") == 2, "and A's new text is there"
-    assert sessions.stats.num_left == 1

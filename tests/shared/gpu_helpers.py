@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mini_engine.attention.contract import EVERY_KEY
 from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
@@ -98,12 +99,16 @@ class Counting:
         return counted
 
 
-def masked_attention(q, k_cache, v_cache, batch, scale):
-    """Lesson 3's contract for decode steps with fixed shapes: no loop and no `if` depends on a length."""
+def masked_attention(q, k_cache, v_cache, batch, scale, window=EVERY_KEY):
+    """Lesson 3's contract for decode steps with fixed shapes: no loop and no `if` depends on a length.
+
+    Keys that are not seen, such as those behind lesson 15's window, may be NaN.
+    """
     cu_seqlens_q, seq_lens_kv, block_table = batch
     has_query = cu_seqlens_q[1:] > cu_seqlens_q[:-1]
     k, v = (cache[block_table.long()].flatten(1, 2) for cache in (k_cache, v_cache))  # [S, reach, H_kv, D]
-    seen = torch.arange(k.shape[1], device=q.device)[None] < seq_lens_kv[:, None]
+    position = torch.arange(k.shape[1], device=q.device)[None]
+    seen = (position < seq_lens_kv[:, None]) & (position >= seq_lens_kv[:, None] - window)
     groups = q.shape[1] // k.shape[2]
     k, v = (torch.where(seen[:, :, None, None], x, 0).repeat_interleave(groups, 2) for x in (k, v))
     scores = torch.einsum("shd,skhd->shk", q, k) * scale
@@ -112,10 +117,11 @@ def masked_attention(q, k_cache, v_cache, batch, scale):
     return torch.where(has_query[:, None, None], out, 0)
 
 
-def recordable(*inputs):
+def recordable(*inputs, window=EVERY_KEY):
     """As `masked_attention` for decode steps; prompts, which are not recorded, by the reference kernel."""
-    decoding = len(inputs[0]) == len(inputs[3].seq_lens_kv)
-    return (masked_attention if decoding else load_kernel("reference").paged_attention)(*inputs)
+    if len(inputs[0]) == len(inputs[3].seq_lens_kv):
+        return masked_attention(*inputs, window)
+    return load_kernel("reference", window=window).paged_attention(*inputs)
 
 
 class Decoding:

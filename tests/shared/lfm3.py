@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from mini_engine.families.lfm3 import FAMILY
 from tests.support import BASE as DENSE
 from tests.support import new_folder
 
@@ -56,8 +55,3 @@ def checkpoint(shape: str) -> Path:
     """Return the checkpoint of one of SHAPES, written once per run."""
     letters, window, changes = SHAPES[shape]
     return write_lfm3(new_folder(), letters, window, **changes)
-
-
-def load(shape: str, dtype: torch.dtype = torch.float32):
-    """Load a fresh copy of a checkpoint; fast layers take a model's weights."""
-    return FAMILY.load(checkpoint(shape), dtype)
