@@ -110,10 +110,3 @@ def test_a_foreign_slot_is_refused_before_anything_is_written():
     with pytest.raises(ValueError):
         fast._step(0, weight, *rows, slots, slots)
     assert torch.equal(fast.states.recurrent_state, before)
-
-
-def test_a_fast_model_is_not_packed_twice_and_an_unknown_backend_is_refused(packed):
-    model, step = packed
-    assert speed_up_hybrid(model) is model and step is not None
-    with pytest.raises(UserError):
-        speed_up_hybrid(model, "fastest")

@@ -8,7 +8,6 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.server.errors import ApiError
 from mini_engine.server.json_text import to_json
-from tests.l7.forms import ADD
 from tests.shared.service import Service, greedy, their_model, tokenizer
 
 pytestmark = pytest.mark.reference  # no task is about this
@@ -156,32 +155,6 @@ def test_no_page_may_ask_by_default():
 
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}
-MARK = {"cache_control": {"type": "ephemeral"}}
-
-
-def said(content, **more):
-    """A chat with this question, and these keys in its turn."""
-    return CHAT | {"messages": [{"role": "user", "content": content} | more]}
-
-
-def thought(**more):
-    """A chat whose earlier turn has these keys."""
-    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"} | more]
-    return CHAT | {"messages": [*turns, {"role": "user", "content": "No"}]}
-
-
-SAME = {
-    "a part that is marked": (said("Hi"), said([{"type": "text", "text": "Hi"} | MARK])),
-    "a turn that is marked": (said("Hi"), said("Hi", **MARK)),
-    "a tool that is marked": (CHAT | {"tools": [ADD]}, CHAT | {"tools": [ADD | MARK]}),
-    "a thought that the template does not show": (thought(), thought(reasoning_content="Hm.", reasoning="Hm.")),
-}
-
-
-@pytest.mark.parametrize(("plain", "sent"), SAME.values(), ids=SAME)
-def test_what_real_clients_send_and_what_changes_nothing_is_accepted(server: Service, plain, sent):
-    first, second = (server.post("/v1/chat/completions", body).body for body in (plain, sent))
-    assert [first["choices"], first["usage"]] == [second["choices"], second["usage"]], "the model must not read of it"
 
 
 def test_a_stream_option_that_changes_nothing_is_accepted(server: Service):
