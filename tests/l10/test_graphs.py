@@ -230,26 +230,6 @@ def test_every_size_is_captured_again_when_the_pool_has_other_tensors():
         )
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 12])
-def test_padded_rows_change_nothing(count):
-    """Edge case 40: NaN in the null block and the logits, stale entries in every padding row's table."""
-    model = both(FAMILY)[0]
-    runner, chunks = (
-        GraphRunner(ModelRunner(model, pool_for(model)), 12, no_graph),
-        decode_chunks([3 + i for i in range(count)]),
-    )
-    torch.manual_seed(0)
-    for tensor in (*runner.pool.K, *runner.pool.V):
-        tensor.normal_()
-        tensor[0] = float("nan")
-    want = ModelRunner(model, runner.pool).run(chunks)
-    runner.host.block_table.fill_(9_999)  # what an earlier step left behind
-    runner.buffers.logits.fill_(float("nan"))
-    got = runner.run(chunks)
-    assert got.shape == want.shape, "return one row of logits per request and none for padding"
-    torch.testing.assert_close(got, want, msg=lambda text: f"padding changed the logits of real rows: {text}")
-
-
 @pytest.mark.task(2)
 def test_each_batch_size_takes_its_size_and_prefills_and_mixed_steps_take_none():
     counting = Counting()

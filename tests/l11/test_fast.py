@@ -125,10 +125,3 @@ def test_a_foreign_slot_or_row_is_refused_before_anything_is_written(lengths, sl
     with pytest.raises(ValueError):
         fast.scan(0, *rows, weight, plan)
     assert torch.equal(fast.states.recurrent_state, before)
-
-
-def test_a_fast_model_is_not_packed_twice_and_an_unknown_backend_is_refused(packed):
-    model, step = packed
-    assert speed_up_hybrid(model) is model and step is not None
-    with pytest.raises(UserError):
-        speed_up_hybrid(model, "fastest")

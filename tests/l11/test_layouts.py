@@ -7,12 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mini_engine import LLM, SamplingParams
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.families.qwen3_5 import FAMILY as QWEN3_5
 from mini_engine.hybrid.hybrid_config import HybridConfig
-from tests.support import hf_greedy, refused
+from tests.support import refused
 
 POCKET_HYBRID_DIR = shipped_checkpoint("pocket-hybrid")
 
@@ -21,7 +20,6 @@ pytestmark = pytest.mark.reference  # about files, not about a task
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 VISION = dict(depth=1, hidden_size=32, num_heads=2, intermediate_size=32, out_hidden_size=192)
 ROTATION = dict(mrope_interleaved=True, mrope_section=[3, 3, 2])  # three positions of an image; of text they are equal
-PROMPT = [297, 364, 276, 1316, 266]
 
 
 def inner(name: str) -> str:
@@ -91,18 +89,6 @@ def test_it_is_the_same_text_model(tmp_path, capsys, layout):
     assert capsys.readouterr().err == "", "what belongs to the family is no reason for a warning"
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("layout", ["all of it", pytest.param("the head within", marks=pytest.mark.ci)])
-def test_its_tokens_are_hugging_face_s(tmp_path, layout):
-    from transformers import AutoModelForCausalLM
-
-    directory = written(tmp_path / "model", *LAYOUTS[layout])
-    theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    with LLM(directory, num_blocks=16) as llm:
-        [ours] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=8), progress=False)
-    assert ours.token_ids == hf_greedy(theirs, PROMPT, 8)
-
-
 @pytest.mark.parametrize("outside", [{}, {"tie_word_embeddings": False}])
 def test_a_head_that_neither_part_ties_must_be_there(tmp_path, outside):
     def config(found):
@@ -129,17 +115,3 @@ def test_a_vision_tower_without_a_text_model_is_refused(tmp_path):
 def test_a_text_model_that_is_not_whole_is_refused(tmp_path, tensors, values):
     with refused(UserError, values):
         QWEN3_5.load(written(tmp_path / "model", tensors=tensors))
-
-
-def test_a_row_of_a_padded_embedding_has_no_text_and_harms_no_neighbour(tmp_path):
-    def padded(tensors):
-        embedding = tensors[EMBEDDING]
-        return tensors | {EMBEDDING: torch.cat([embedding, embedding.new_zeros(64, embedding.shape[1])])}
-
-    directory = written(tmp_path / "model", lambda config: nested(config | {"vocab_size": 2112}), padded)
-    with LLM(directory, num_blocks=16) as llm:
-        params = [SamplingParams(logit_bias={2100: 100}), SamplingParams(temperature=0)]
-        spare, other = llm.generate(["The", "Hello"], params, progress=False)
-        alone = llm.generate("Hello", params[1], progress=False)[0]
-    assert (set(spare.token_ids), spare.text) == ({2100}, "")
-    assert other.token_ids == alone.token_ids and other.error is None

@@ -5,6 +5,7 @@ import pytest
 from lessons.l12_tiers.compact import compact, moves, nodes
 from mini_engine.kv.cache_coordinator import caching_manager
 from tests.shared.tier_cells import BLOCKS, SIZE, Cells, digests
+from tests.shared.trees import holders
 
 pytestmark = pytest.mark.task(4)
 
@@ -110,14 +111,9 @@ def test_cached_prefixes_move_too(pool):
 def test_each_block_takes_its_count_along(pool):
     pool.fill("sharing", OTHER)
     compact(pool.manager)
-    holders = [0] * BLOCKS
-    for table in pool.manager.tables.values():
-        for block in table.blocks:
-            holders[block] += 1
-    for node in nodes(pool.manager.coordinator.prefixes.tree.root):
-        for block in node.blocks:
-            holders[block] += 1
-    assert pool.manager.allocator.counts == holders, "a count is the number of tables and nodes that hold the block"
+    assert pool.manager.allocator.counts == holders(pool.manager), (
+        "a count is the number of tables and nodes that hold the block"
+    )
 
 
 def test_what_is_allocated_next_overwrites_nothing(pool):

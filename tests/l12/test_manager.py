@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lessons.l12_tiers.compact import compact, nodes
+from lessons.l12_tiers.compact import compact
 from mini_engine.base.errors import OutOfBlocks
 from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
@@ -25,6 +25,7 @@ from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.store import ALWAYS, BlockStore, MinTokens
 from mini_engine.tiers.tiers import Tiers
 from tests.shared.tier_cells import BLOCKS, SIZE, Cells, digests
+from tests.shared.trees import holders
 from tests.support import thorough
 
 IDENTITY = Identity("weights", "config", "int64", SIZE)
@@ -287,14 +288,9 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def each_block_is_free_or_counted(self):
         allocator = self.world.manager.allocator
-        holders = [0] * BLOCKS
-        for table in self.world.manager.tables.values():
-            for block in table.blocks:
-                holders[block] += 1
-        for node in nodes(self.world.manager.coordinator.prefixes.tree.root):
-            for block in node.blocks:
-                holders[block] += 1
-        assert holders == allocator.counts, "a block's count is the number of tables and tree nodes that hold it"
+        assert holders(self.world.manager) == allocator.counts, (
+            "a block's count is the number of tables and tree nodes that hold it"
+        )
         assert sorted([*allocator.free_blocks, *allocator.held]) == list(range(1, BLOCKS)), "no block is lost"
 
     @invariant()

@@ -7,10 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_engine.assembly.build import build_engine
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.speculation.verify import sample_rows
@@ -202,36 +200,6 @@ def test_a_limit_that_is_met_ahead_does_not_end_the_answer(compiler, tokenizer):
     matcher.mask()
     matcher.push(0)
     assert matcher.error is not None, "this grammar has no limit behind the drafts, and the test shows nothing"
-
-
-@pytest.fixture(scope="module")
-def calls(compiler):
-    """A grammar of calls of two tools, one after the other."""
-    from mini_engine.grammars.output_forms import OutputForm
-
-    return compiler.compile_sync(
-        OutputForm(functions={"sell": SCHEMA["items"], "find": {}}, may_say=False, several=True)
-    )
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("form", ["grammar", "calls"])
-def test_json_and_calls_have_the_same_tokens_with_guesses(form, request, tokenizer, temperature):
-    grammar = request.getfixturevalue(form)
-    text = json.dumps(RECORDS)
-    if form == "calls":
-        text = "".join(
-            f'<tool_call>\n{{"name": "sell", "arguments": {json.dumps(each)}}}\n</tool_call>\n' for each in RECORDS
-        )
-    prompt = tokenizer.encode(f"The parts as JSON:\n{text}\nThe parts as JSON:\n")
-    params = SamplingParams(temperature=temperature, seed=3, max_tokens=60, grammar=grammar, logprobs=1)
-    (want, _), (found, accepted) = (
-        spoken(build_engine(load_model(POCKET_DIR), num_blocks=128, speculate=speculate), params, prompt)
-        for speculate in (None, 8)
-    )
-    assert (found.output_ids, found.finish_reason) == (want.output_ids, want.finish_reason) and not found.error
-    assert [one.chosen for one in found.logprobs] == pytest.approx([one.chosen for one in want.logprobs], abs=1e-3)
-    assert accepted > 10, "field names occurred before, and the grammar allows nothing else"
 
 
 def test_each_row_is_masked_for_the_drafts_that_it_saw():

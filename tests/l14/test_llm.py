@@ -2,22 +2,17 @@
 
 import functools
 
-from scripts.l14_smoke import PROMPTS, asked_twice
+from scripts.l14_smoke import asked_twice
 
 import pytest
 
 from mini_engine import LLM, SamplingParams
-from mini_engine.assembly.build import build_engine
 from mini_engine.cli.parser import OneLineParser
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.scheduler import Decoding
 from mini_engine.engine.stats import StepStats, Summary
 from mini_engine.engine.worker import EngineWorker, Observer
-from mini_engine.families.qwen3 import load_model
-from mini_engine.pocket import POCKET_DIR
 from mini_engine.speculation.options import Speculation
-from mini_engine.text.tokenizer import Tokenizer
-from tests.l14.toys import ANY_LOAD, drain
 
 QUESTION = asked_twice("What is a KV cache?")
 
@@ -80,33 +75,6 @@ def test_the_thread_of_a_server_gives_the_same_text_and_reports_guesses():
     assert "".join(delta.text for delta in deltas) == want.text
     assert seen.ended_with == [want.token_ids], "usage counts the tokens that the client got"
     assert 0 < seen.accepted <= seen.drafted
-
-
-# ---------------------------------------------------------------- the pocket model, whose answers repeat what was said
-
-
-def spoken(backend, speculate, **changes):
-    """Return the answers to the smoke script's prompts, and how many guesses came true."""
-    engine = build_engine(load_model(POCKET_DIR), backend=backend, num_blocks=128, speculate=speculate)
-    asked = params(**{"max_tokens": 24, "seed": 5} | changes)
-    requests = [engine.add_request(text, Tokenizer(POCKET_DIR).encode(text), asked) for text in PROMPTS]
-    accepted = sum(one.num_accepted for one in drain(engine))
-    return [request.output_ids for request in requests], accepted
-
-
-def test_the_pocket_models_answers_are_the_same_and_many_guesses_are_accepted():
-    want, _ = spoken("reference", None)
-    for k in (1, 3, 8):
-        found, accepted = spoken("reference", Speculation(k, max_rows=ANY_LOAD))
-        assert found == want, f"k = {k}"
-        assert accepted > 40, "questions asked twice, numbers and weekdays: most of these tokens occurred before"
-
-
-def test_a_seed_gives_the_pocket_model_the_same_answer_with_guesses():
-    warm = dict(temperature=0.8, top_p=0.95)
-    want, _ = spoken("auto", None, **warm)
-    found, accepted = spoken("auto", Speculation(max_rows=ANY_LOAD), **warm)
-    assert found == want and accepted
 
 
 def test_the_tree_is_asked_if_that_is_wanted():

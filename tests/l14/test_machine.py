@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mini_engine.kv.radix_node import TOKEN_BYTES
 from mini_engine.speculation.options import Speculation
 from tests.l14.toys import ANY_LOAD, Always, cycle, engine_of, greedy, plain_engine
+from tests.shared.trees import holders, nodes
 from tests.support import thorough
 
 PERIOD = 5
@@ -71,18 +72,11 @@ class Speculating(RuleBasedStateMachine):
             table = manager.tables[request.id]
             assert table.num_tokens == request.num_computed_tokens, "a table counts tokens that were rejected"
             assert len(table.blocks) == -(-table.num_tokens // manager.block_size), "a block holds no token"
-        counts = [0] * manager.allocator.num_blocks
-        for table in manager.tables.values():
-            for block in table.blocks:
-                counts[block] += 1
-        for node in nodes(manager.coordinator.prefixes.tree.root):
-            for block in node.blocks:
-                counts[block] += 1
-        assert counts[1:] == [manager.allocator.counts[block] for block in range(1, len(counts))]
+        assert holders(manager) == manager.allocator.counts, "a block's count is the number of its holders"
 
     @invariant()
     def the_tree_has_only_tokens_of_true_answers(self):
-        for node in nodes(self.manager.coordinator.prefixes.tree.root):
+        for node in nodes(self.manager.coordinator.prefixes.tree):
             tokens = list(memoryview(bytes(node.key)).cast("I"))
             assert len(node.key) == len(node.blocks) * self.manager.block_size * TOKEN_BYTES
             assert all(b == a % PERIOD + 1 for a, b in itertools.pairwise(tokens)), "a wrong guess is cached"
@@ -109,12 +103,6 @@ class Speculating(RuleBasedStateMachine):
                 while want.has_unfinished:
                     want.step()
                 assert request.output_ids == other.output_ids
-
-
-def nodes(root):
-    """Return all nodes of a tree but its root."""
-    found = list(root.children.values())
-    return found + [below for child in found for below in nodes(child)]
 
 
 TestSpeculating = Speculating.TestCase

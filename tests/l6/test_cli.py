@@ -34,11 +34,6 @@ def run(capsys, *arguments):
     return code, streams.out, streams.err
 
 
-def test_generate_continues_a_text(capsys):
-    code, out, err = run(capsys, "generate", "The capital of France is", "--max-tokens", "3")
-    assert code == 0 and out.startswith(" Paris") and err == ""
-
-
 @pytest.mark.parametrize(("able", "computed"), [(True, "bfloat16"), (False, "float32")])
 def test_a_user_s_checkpoint_is_computed_in_its_own_dtype_where_the_processor_can(
     able, computed, written, monkeypatch, capsys

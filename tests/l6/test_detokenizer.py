@@ -103,17 +103,6 @@ def test_a_real_replacement_character_is_shown_as_soon_as_its_bytes_are_there(to
     assert "".join(deltas) == text and rest == "", f"{deltas}, {rest!r}: EF BF BD is a character like any other"
 
 
-def test_the_tokenizers_library_shows_a_replacement_character_late_and_a_final_one_never(pocket):
-    """What the page says of engines that wait while decoded text ends in U+FFFD."""
-
-    def shown(text):
-        stream = DecodeStream(skip_special_tokens=True)
-        return [stream.step(pocket.backend, token) or "" for token in pocket.encode(text)]
-
-    assert shown("a \ufffd b") == ["a", " ", "", "", "", "\ufffd b"], "held back until the next clean token"
-    assert shown("a \ufffd") == ["a", " ", "", "", ""], "and never shown at the end, where no token follows"
-
-
 @pytest.mark.parametrize("beyond", [0, 64, 2**20])
 def test_an_id_that_the_tokenizer_lacks_has_no_text(pocket, beyond):
     ids = [*pocket.encode("Yes"), len(pocket.token_bytes) + beyond, *pocket.encode(".")]

@@ -266,13 +266,6 @@ def test_threads_that_share_an_llm_get_right_answers(llm):
     assert together == {index: (text, text, alone_chat) for index, text in enumerate(alone)}
 
 
-def test_half_a_character_is_refused(llm):
-    with pytest.raises(UserError):
-        llm.encode("a\ud83d")
-    with pytest.raises(UserError):
-        llm.stream([{"role": "user", "content": "a\ud83d"}])
-
-
 @pytest.mark.parametrize("prompt, values", [("", ""), ([5000], "5000"), ([1] * 9000, "8192")])
 def test_a_prompt_that_cannot_run_is_refused_by_the_call(llm, prompt, values):
     with refused(UserError, values):

@@ -368,11 +368,6 @@ def test_a_template_that_is_no_text_is_refused(directory):
     is_refused("chat_template.jinja", Tokenizer(directory).encode_chat, CHATS[0])
 
 
-def test_a_template_may_refuse_a_conversation(directory):
-    chat = [*CHATS[0], {"role": "system", "content": "late"}]
-    is_refused("system speaks first", Tokenizer(directory).encode_chat, chat)
-
-
 @pytest.mark.parametrize(
     ("source", "values"),
     [

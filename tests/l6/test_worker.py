@@ -159,13 +159,6 @@ def test_ringing_for_a_closed_loop_does_nothing():
 # Streams
 
 
-def test_the_tokens_of_a_stream_equal_hugging_faces(worker):
-    text, token_ids, reason = collect(worker.stream_sync([5, 6, 7], params(20)))
-    assert token_ids == greedy((5, 6, 7), 20) and reason == FinishReason.LENGTH
-    assert text == tokenizer().decode(token_ids)
-    assert is_idle(worker)
-
-
 def test_many_readers_in_threads_and_loops_share_steps(worker):
     async def read_many():
         return await asyncio.gather(*(collect_async(worker.stream([number, 9], params(24))) for number in range(4)))

@@ -8,7 +8,6 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.server.errors import ApiError
 from mini_engine.server.json_text import to_json
-from tests.l7.forms import ADD
 from tests.shared.service import Service, greedy, their_model, tokenizer
 
 pytestmark = pytest.mark.reference  # no task is about this
@@ -156,32 +155,6 @@ def test_no_page_may_ask_by_default():
 
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}
-MARK = {"cache_control": {"type": "ephemeral"}}
-
-
-def said(content, **more):
-    """A chat with this question, and these keys in its turn."""
-    return CHAT | {"messages": [{"role": "user", "content": content} | more]}
-
-
-def thought(**more):
-    """A chat whose earlier turn has these keys."""
-    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"} | more]
-    return CHAT | {"messages": [*turns, {"role": "user", "content": "No"}]}
-
-
-SAME = {
-    "a part that is marked": (said("Hi"), said([{"type": "text", "text": "Hi"} | MARK])),
-    "a turn that is marked": (said("Hi"), said("Hi", **MARK)),
-    "a tool that is marked": (CHAT | {"tools": [ADD]}, CHAT | {"tools": [ADD | MARK]}),
-    "a thought that the template does not show": (thought(), thought(reasoning_content="Hm.", reasoning="Hm.")),
-}
-
-
-@pytest.mark.parametrize(("plain", "sent"), SAME.values(), ids=SAME)
-def test_what_real_clients_send_and_what_changes_nothing_is_accepted(server: Service, plain, sent):
-    first, second = (server.post("/v1/chat/completions", body).body for body in (plain, sent))
-    assert [first["choices"], first["usage"]] == [second["choices"], second["usage"]], "the model must not read of it"
 
 
 def test_a_stream_option_that_changes_nothing_is_accepted(server: Service):
@@ -197,18 +170,3 @@ def test_what_is_no_number_ends_the_answer_with_an_error(value):
     with pytest.raises(ApiError) as caught:
         to_json({"logprob": value})
     assert caught.value.status_code == 500
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_model_of_nan_is_an_error_and_no_invalid_json(stream):
-    with Service() as service:
-        run = service.engine.runner.run
-        service.engine.runner.run = lambda chunks: run(chunks) * float("nan")
-        body = {"prompt": [5], "max_tokens": 3, "temperature": 0, "logprobs": 1, "stream": stream}
-        found = service.post("/v1/completions", body)
-        service.wait_until_idle()
-    assert "NaN" not in str(found.body).replace("are not finite", "")
-    if stream:
-        assert '"type":"server_error"' in found.body and "[DONE]" not in found.body
-    else:
-        assert found.status == 500 and found.body["error"]["type"] == "server_error"

@@ -130,13 +130,6 @@ def test_clients_that_hang_up_leave_nothing_behind(service: Service):
     service.wait_until("no request is in flight", lambda: service.app.drain.num_in_flight == 0)
 
 
-@pytest.mark.ci
-@LONG
-def test_two_hundred_requests_a_third_of_which_hang_up(service: Service):
-    rounds(service, 1)
-    assert service.post("/v1/completions", {"prompt": [1], "max_tokens": 1}).status == 200
-
-
 @pytest.mark.nightly
 @LONG
 def test_ten_such_rounds_leave_no_memory_behind(service: Service):

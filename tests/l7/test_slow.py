@@ -7,7 +7,6 @@ import pytest
 
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import Job
-from mini_engine.kv.request_table import RequestTable
 from tests.shared.service import LONG, PATIENCE, Service, greedy, read_answer, unchunked
 
 
@@ -69,21 +68,6 @@ def test_the_server_outlives_an_engine_that_fails(service: Service):
     assert found.status == 500 and "the books do not balance" in found.body["error"]["message"]
     assert service.post("/v1/completions", body).status == 200, "the next one is served as usual"
     service.wait_until_idle()
-
-
-@pytest.mark.reference
-def test_clients_are_told_when_the_engine_fails_and_cannot_clean_up(service: Service, monkeypatch):
-    def on_fire(*_):
-        raise RuntimeError("the books are on fire")
-
-    scheduler, body = service.engine.scheduler, {"prompt": [1, 2], "max_tokens": 2}
-    monkeypatch.setattr(scheduler, "schedule", on_fire)
-    monkeypatch.setattr(scheduler.manager.coordinator, "end", on_fire)
-    scheduler.manager.tables["answer-0"] = RequestTable(scheduler.manager.allocator)  # as if it had been admitted
-    found = in_time(lambda: service.post("/v1/completions", body))
-    assert found.status == 500 and "the books are on fire" in found.body["error"]["message"]
-    assert "the books are on fire" in service.worker.fault
-    assert service.get("/health").status == 503, "and it drains"
 
 
 @pytest.mark.reference

@@ -108,17 +108,6 @@ def close(ours, theirs):
 
 
 @pytest.mark.parametrize("kernel", ["reference", "torch", "auto"])
-@pytest.mark.parametrize("length", [8, 9, 12, 15])
-def test_a_whole_prompt_from_the_cache_gives_the_logits_of_a_cold_run(length, kernel):
-    driver, prompt = Driver(kernel=kernel), some_ids(length, 160)
-    first = driver.serve("a", prompt)
-    request = driver.begin("b", prompt)
-    assert request.num_computed_tokens == (length - 1) // SIZE * SIZE
-    again = driver.run(driver.chunk("b"))[0]
-    close(again, first)
-
-
-@pytest.mark.parametrize("kernel", ["reference", "torch", "auto"])
 def test_a_suffix_behind_a_cached_prefix_sees_no_future(kernel):
     driver, prompt = Driver(kernel=kernel), some_ids(19, 160)
     driver.serve("a", prompt[:8])
@@ -230,16 +219,3 @@ def test_the_last_token_of_an_answer_is_not_cached():
     )
     follow = prompt + answer + [3]
     assert generate_all(engine, [follow], greedy(5), progress=False)[0].token_ids == hf_greedy(hf, follow, 5)
-
-
-def test_a_preempted_request_finds_what_it_had_computed():
-    model, hf = both(FAMILY)
-    limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, watermark=0)
-    engine = Engine.for_model(model, num_blocks=12, block_size=SIZE, scheduler_config=limits, manager=caching_manager)
-    prompts = [some_ids(9, 160, seed) for seed in range(4)]
-    done = generate_all(engine, prompts, greedy(14), progress=False)
-    assert sum(each.num_preemptions for each in done) > 0
-    for prompt, each in zip(prompts, done, strict=True):
-        assert each.token_ids == hf_greedy(hf, prompt, 14)
-    hits = engine.scheduler.manager.coordinator.prefixes.stats.num_hits
-    assert hits > 0, "its blocks were stored when it was preempted"

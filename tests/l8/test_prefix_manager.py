@@ -276,35 +276,6 @@ def test_chunks_are_stored_as_they_are_computed():
     assert len(contents(tree_of(manager))) == 3
 
 
-def test_a_block_that_is_not_full_yet_is_not_stored():
-    manager, prompt = manager_of(), tokens(1, 2)
-    manager.allocate("a", prompt)
-    manager.grow("a", 7)
-    manager.commit("a", prompt, 7)
-    assert len(contents(tree_of(manager))) == 1, (
-        "the eighth token's KV is not written yet, so its block must not be found"
-    )
-
-
-def test_on_finish_only_tokens_with_kv_are_stored():
-    manager, prompt = manager_of(), tokens(1)
-    serve(manager, "a", prompt, end=False)
-    answer = tokens(2)
-    manager.grow("a", 7)
-    manager.free("a", [*prompt, *answer[:3]])
-    assert tree_of(manager).peek([*prompt, *answer]).num_tokens == 4, (
-        "the last token of the answer has no KV: its block is not full"
-    )
-
-
-def test_a_request_that_failed_leaves_nothing_new():
-    manager, prompt = manager_of(), tokens(1, 2)
-    manager.allocate("a", prompt)
-    manager.grow("a", 8)
-    manager.free("a", ())
-    assert contents(tree_of(manager)) == {} and manager.blocks_by_state == BlocksByState(12, 0, 0)
-
-
 @pytest.mark.task(8)
 def test_duplicates_are_given_back_and_the_table_points_at_what_the_tree_has():
     manager = by_hand({5: 1, 6: 1, 7: 1, 8: 1}, stored=[5, 6])

@@ -110,43 +110,6 @@ def test_room_for_a_whole_answer_is_set_aside_for_a_waiting_request(policy):
     assert step(engine) == [("a", 22, 23), ("b", 20, 22), ("c", 0, 6)], "b shares five blocks with a, so c fits now"
 
 
-def test_an_abort_releases_the_twin():
-    engine = engine_of(chunked_prefill_size=8)
-    add(engine, "a", "b")
-    assert step(engine) == [("a", 0, 8)]
-    engine.abort("a")
-    assert step(engine) == [("b", 8, 16)], "b must continue where a stopped"
-
-
-def test_an_abort_in_flight_releases_the_twin():
-    engine = engine_of(chunked_prefill_size=8)
-    add(engine, "a", "b")
-    engine.runner.during = lambda: engine.abort("a")
-    assert step(engine) == [("a", 0, 8)]
-    assert step(engine) == [("b", 0, 8)], "a's step was discarded: b computes it"
-
-
-def test_a_step_that_fails_releases_the_twin():
-    engine = engine_of()
-    add(engine, "a", "b", "c")
-    engine.runner.during = fail
-    assert step(engine) == [("a", 0, 22)]
-    assert step(engine) == [("b", 0, 22)], "a has ended with an error; b is next, and c waits for b"
-    assert drain(engine)["c"].output_ids == expected_answer(PROMPT, 3, ())
-
-
-def test_after_a_preemption_the_twins_swap_roles_by_priority():
-    engine = engine_of(chunked_prefill_size=8, policy="priority")
-    add(engine, "a", priority=5)
-    step(engine)
-    add(engine, "b", priority=0)
-    assert step(engine) == [("a", 8, 16)], "b is more urgent, but a is running and computes what b needs"
-    engine.scheduler.preempt(engine.scheduler.running[0])
-    assert step(engine) == [("b", 16, 22)], "b goes first now and computes a's last whole block, so a waits"
-    assert step(engine) == [("b", 22, 23), ("a", 20, 22)]
-    assert all(r.output_ids == expected_answer(PROMPT, 3, ()) for r in drain(engine).values())
-
-
 def test_a_failed_request_leaves_nothing_of_its_answer():
     engine = engine_of()
     add(engine, "a", max_tokens=9)

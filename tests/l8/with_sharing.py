@@ -7,19 +7,15 @@ block belongs to one request, this plugin requires that each block's count equal
 from mini_engine.engine.engine import Engine
 from mini_engine.kv.cache_coordinator import caching_manager
 from tests import stubs
-from tests.shared.trees import check_tree, nodes
+from tests.shared.trees import check_tree, holders
 
 
 def check_books(engine):
     """Make lesson 5's check of the books, with reference counts."""
     scheduler, manager = engine.scheduler, engine.scheduler.manager
     check_tree(manager.coordinator.prefixes.tree)
-    holders = [block for table in manager.tables.values() for block in table.blocks]
-    holders += [block for node in nodes(manager.coordinator.prefixes.tree) for block in node.blocks]
     counts = manager.allocator.counts
-    assert all(counts[block] == holders.count(block) for block in range(len(counts))), (
-        "a count must equal the number of holders"
-    )
+    assert counts == holders(manager), "a count must equal the number of holders"
     free = manager.allocator.free_blocks
     assert sorted(free) == [block for block in range(1, len(counts)) if not counts[block]], (
         "a block is free exactly when it has no holders"

@@ -7,9 +7,7 @@ import torch
 
 from mini_engine.attention.registry import load_kernel
 from mini_engine.base.errors import UserError
-from mini_engine.engine.engine import Engine
 from mini_engine.engine.loop import generate
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.families.qwen3 import load_model
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
@@ -81,22 +79,6 @@ def test_tokens_equal_hugging_face_through_every_store_of_one_sequence(family, b
         assert generate(model, kv, sequence, prompt, NEW) == want, (
             f"{type(kv).__name__}: the tokens differ from Hugging Face's"
         )
-
-
-@backends
-@pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_equal_hugging_face_in_batches_and_chunks(family, backend):
-    model, hf = fast_model(family, backend), both(family)[1]
-    engine = Engine.for_model(model, num_blocks=80, block_size=8)
-    prompts = [some_ids(length, hf.config.vocab_size, seed=length) for length in LENGTHS]
-    params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
-    requests = [engine.add_request(str(i), prompt, params) for i, prompt in enumerate(prompts)]
-    while engine.has_unfinished:
-        engine.step()
-    for request in requests:
-        assert request.error is None
-        want = hf_greedy(hf, request.prompt_ids, NEW)
-        assert request.output_ids == want, f"prompt of {len(request.prompt_ids)} tokens: other tokens than alone"
 
 
 @pytest.mark.parametrize("length", [10, 11, 23])

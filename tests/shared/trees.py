@@ -84,6 +84,15 @@ def nodes(tree):
     return found
 
 
+def holders(manager):
+    """Return how many tables and nodes of the tree hold each block, by its number."""
+    found = [0] * manager.allocator.num_blocks
+    for holder in (*manager.tables.values(), *nodes(manager.coordinator.prefixes.tree)):
+        for block in holder.blocks:
+            found[block] += 1
+    return found
+
+
 def contents(tree):
     """Return {(namespace, all tokens up to the end of a block): block}, by walking the whole tree."""
     found = {}
