@@ -1,1 +1,1 @@
-"""Course machinery. The parts of scripts/train_pocket.py: facts, corpus, tokenizer, training, evaluation."""
+"""Course machinery. What measures the pocket models: held-out lines, margins, evaluation."""

@@ -96,6 +96,18 @@ def test_a_sequence_gets_the_same_bits_in_any_chunks_and_beside_others(dtype, cl
         assert torch.equal(getattr(alone.states, name)[0, 4], getattr(batched.states, name)[0, 4]), name
 
 
+def test_the_state_behind_a_prompt_can_go_to_another_slot():
+    config = both(FAMILY)[0].config
+    (_, moved), (_, kept) = (stores(config, torch.float32) for _ in range(2))
+    *rows, weight = inputs(config, 150, torch.float32)
+    before = moved.states.recurrent_state[0, 4].clone()
+    to, one = [torch.tensor([slot]) for slot in (4, 5)], dict(rows=torch.tensor([0]), counts=torch.tensor([150]))
+    out = moved.native_step(moved.states.get_layer_state(0), *rows, weight, [Feed(*to, **one)])
+    assert torch.equal(out, kept.scan(0, *rows, weight, plan_of(150, slots=[[4]])))
+    assert torch.equal(moved.states.recurrent_state[0, 5], kept.states.recurrent_state[0, 4])
+    assert torch.equal(moved.states.recurrent_state[0, 4], before), "the source is only read"
+
+
 @pytest.mark.parametrize(
     ("x", "slots"),
     [
