@@ -1,6 +1,5 @@
 """Lesson 11. The smoke script on a random hybrid, and the commands that take one without a flag."""
 
-import io
 import json
 
 from scripts import l11_smoke
@@ -8,7 +7,6 @@ from scripts.smoke.arguments import pocket_dir
 
 import pytest
 
-from mini_engine.__main__ import main as mini_engine
 from tests.shared.hybrids import checkpoint
 
 FAMILY = "every third, four value heads a key head, wide keys"
@@ -46,9 +44,3 @@ def test_an_earlier_lesson_s_script_points_to_what_runs_it(number, capsys):
     assert script.main(["--model", path, *PROMPTS]) == 2
     error = capsys.readouterr().err
     assert "LLM" in error and len(error.strip().splitlines()) == 1, error
-
-
-def test_the_command_chat_takes_a_hybrid_without_a_flag(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("Count to twenty.\n"))
-    assert mini_engine(["chat", "--model", "pocket-hybrid", "--max-tokens", "6", "--temperature", "0"]) == 0
-    assert "One, two" in capsys.readouterr().out

@@ -83,16 +83,6 @@ def test_an_answer_has_the_form_that_text_asks_for(client):
     assert found.output_text.startswith("{") and found.text.format.type == "json_object"
 
 
-def test_an_answer_can_be_parsed_into_a_model(client):
-    from pydantic import BaseModel
-
-    class Digit(BaseModel):
-        n: bool
-
-    found = client.responses.parse(**ASKED | {"max_output_tokens": 60}, input="Hi", text_format=Digit)
-    assert isinstance(found.output_parsed, Digit)
-
-
 def test_a_failure_in_a_stream_is_its_last_event(server: Service):
     fail_once(server.engine.runner, "run", RuntimeError("the roof"))
     text = server.post(PATH, {"input": "Hi", "stream": True}).body

@@ -1,10 +1,7 @@
 """Lesson 7. The server through OpenAI's own client: tokens equal Hugging Face's, alone and together."""
 
-import asyncio
-
 import pytest
 
-from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.server.metrics import Metrics
 from tests.shared.service import LONG, Service, flat, greedy, their_model, tokenizer
 from tests.support import hf_greedy, imported_by
@@ -64,24 +61,6 @@ def test_a_chat_without_a_limit_fills_the_context(client):
     assert found.usage.total_tokens == 512 and found.choices[0].finish_reason == "length"
 
 
-def test_many_at_once_get_their_own_answers(server, openai):
-    async def ask(client, index):
-        prompt = PROMPTS[index % len(PROMPTS)]
-        asked = dict(model="tiny", prompt=prompt, max_tokens=10 + index % 4, temperature=0, extra_body=IDS)
-        if index % 2:
-            return (await client.completions.create(**asked)).choices[0].token_ids
-        stream = await client.completions.create(**asked, stream=True)
-        return [token async for chunk in stream for token in chunk.choices[0].token_ids]
-
-    async def all_of_them():
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-            return await asyncio.gather(*(ask(client, index) for index in range(16)))
-
-    found = asyncio.run(all_of_them())
-    for index, token_ids in enumerate(found):
-        assert token_ids == greedy(tuple(PROMPTS[index % len(PROMPTS)]), 13)[: 10 + index % 4], f"request {index}"
-
-
 def test_several_prompts_and_choices_come_in_order(client):
     found = client.completions.create(
         model="tiny", prompt=PROMPTS[:2], n=3, max_tokens=6, temperature=0, extra_body=IDS
@@ -108,23 +87,6 @@ def test_the_client_s_errors_are_its_own_classes(client, openai):
     with pytest.raises(openai.NotFoundError, match="'gpt-9'"):
         client.completions.create(model="gpt-9", prompt="x")
     assert [model.id for model in client.models.list()] == ["tiny"]
-
-
-def test_who_comes_when_too_many_wait_is_told_to_come_back():
-    asked = {"prompt": [7] * 8, "max_tokens": 450, "temperature": 0, "ignore_eos": True, "stream": True}
-    with Service(max_waiting=2, scheduler_config=SchedulerConfig(max_num_seqs=1)) as service:
-        clients = [service.connect(asked)]
-        service.wait_until("one runs", lambda: service.worker.num_running == 1)
-        for count in (2, 3):
-            clients.append(service.connect(asked))
-            service.wait_until("one more waits", lambda count=count: service.worker.num_open == count)
-        found = service.post("/v1/completions", asked)
-        assert found.status == 429 and int(found.headers["retry-after"]) >= 1, found
-        assert found.body["error"]["code"] == "rate_limit_exceeded" and service.worker.num_open == 3
-        for client in clients:
-            client.close()
-        service.wait_until_idle()
-        assert service.post("/v1/completions", asked | {"max_tokens": 2}).status == 200, "room again"
 
 
 def test_metrics_and_health(service: Service):

@@ -110,6 +110,14 @@ def test_room_for_a_whole_answer_is_set_aside_for_a_waiting_request(policy):
     assert step(engine) == [("a", 22, 23), ("b", 20, 22), ("c", 0, 6)], "b shares five blocks with a, so c fits now"
 
 
+def test_an_abort_releases_the_twin():
+    engine = engine_of(chunked_prefill_size=8)
+    add(engine, "a", "b")
+    assert step(engine) == [("a", 0, 8)]
+    engine.abort("a")
+    assert step(engine) == [("b", 8, 16)], "b must continue where a stopped"
+
+
 def test_a_failed_request_leaves_nothing_of_its_answer():
     engine = engine_of()
     add(engine, "a", max_tokens=9)
