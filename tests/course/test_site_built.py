@@ -114,7 +114,7 @@ def test_a_drawing_s_rules_find_the_classes_that_they_ask_for(site_folders):
 
 
 def test_what_comes_from_npm_is_as_it_came():
-    """site/vendored.json has the hash of each file; scripts/website/vendor.py --check asks npm itself."""
+    """site/vendored.json has the hash of each file."""
     known = json.loads((ROOT / "site" / "vendored.json").read_text(encoding="utf-8"))
     folders = (ROOT / "site" / "theme" / "assets" / "vendor", ROOT / "tests" / "course" / "vendor")
     there = {
