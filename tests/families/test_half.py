@@ -11,7 +11,7 @@ from tests.families.rows import each_kind, nightly
 
 
 @each_kind
-@pytest.mark.parametrize("backend", ["packed", "torch", pytest.param("reference", marks=nightly)])
+@pytest.mark.parametrize("backend", ["reference", "packed", pytest.param("torch", marks=nightly)])
 def test_an_engine_runs_in_half_precision(model, backend):
     options = OPTIONS | {"kernel": "auto", "scheduler_config": limits_of()}
     try:
