@@ -1,4 +1,4 @@
-"""Course machinery. The conformance suite belongs to no lesson: `make test` only runs what needs no checkpoint."""
+"""Course machinery. The conformance suite belongs to no lesson: `make test` only runs what is fast."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import pytest
 FOLDER = Path(__file__).parent
 CHECKS_CONFIGS = {"test_as_transformers.py", "test_configs.py"}
 FAST = CHECKS_CONFIGS | {"test_experts.py", "test_group_router.py", "test_sparse_layers.py"}  # milliseconds a test
+FAST |= {"test_half.py"}  # each kind of model runs once
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied

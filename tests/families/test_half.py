@@ -7,11 +7,11 @@ from mini_engine.assembly.build import build_engine
 from mini_engine.assembly.loading import load
 from mini_engine.base.errors import UserError
 from tests.families.engines import OPTIONS, ask, behind, drain, limits_of, pools_of, prompts_of
-from tests.families.rows import each_kind, nightly
+from tests.families.rows import each_kind
 
 
 @each_kind
-@pytest.mark.parametrize("backend", ["packed", "torch", pytest.param("reference", marks=nightly)])
+@pytest.mark.parametrize("backend", ["reference", "torch", "packed"])
 def test_an_engine_runs_in_half_precision(model, backend):
     options = OPTIONS | {"kernel": "auto", "scheduler_config": limits_of()}
     try:

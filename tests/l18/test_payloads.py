@@ -1,5 +1,7 @@
 """Lesson 18. Lesson 12's payloads over ranks: what several write, one process reads, and the other way round."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from mini_engine.kv.block_tensor import KvPool
 from mini_engine.model.kinds import FULL
 from mini_engine.tiers.blocks import BlockBytes
 from tests.l18.ranks import Wire
+from tests.shared.small_latents import config_of
 from tests.support import must_raise
 
 SIZES = dict(vocab_size=32, hidden_size=24, num_attention_heads=8, num_key_value_heads=4, head_dim=6)
@@ -201,3 +204,17 @@ def test_what_ranks_are_asked_says_nothing_of_the_bytes_of_others():
     assert sum(map(len, state.payloads)) == slots.payload_bytes // 2
     assert ReadBlocks("kv", BLOCKS).carry_out(parts[1]) == b"".join(map(bytes, written.payloads))
     assert ReadBlocks("states", [1]).carry_out(parts[1]) == state.payloads[0]
+
+
+def test_every_rank_has_the_whole_record_of_latents():
+    """A rank attends over all latents, so it needs them; what rank 0 has it need not ask for."""
+    config = config_of()
+    pools = [KvPool(config, 5, 4, lambda *_: None) for _ in range(4)]
+    ranks = Others(4, [Pools(pool, None) for pool in pools[1:]])
+    ranks.model, ranks.ask = SimpleNamespace(config=config), None
+    blocks = SharedPools(ranks).block_bytes(pools[0])
+    payload = bytes(range(256)) * (blocks.payload_bytes // 256) + bytes(blocks.payload_bytes % 256)
+    blocks.write([3], [payload])
+    assert bytes(blocks.read([3])[0]) == payload
+    for pool in pools[1:]:
+        assert bytes(BlockBytes(*pool.parts).read([3])[0]) == payload, "each rank gets all of it"
