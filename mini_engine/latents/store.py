@@ -46,7 +46,8 @@ class LatentKv(StoreAround):
         ]
         if not expanded:
             return self.absorbed(layer, q, kv_b, meta.batch)
-        out, attend = q.new_zeros(*q.shape[:2], self.config.v_head_dim), self.kernel.expanded or expanded_attention
+        out = q.new_zeros(*q.shape[:2], self.config.v_head_dim)
+        attend = self.kernel.expanded or expanded_attention
         for s in expanded:
             rows, caches = slice(starts[s], starts[s + 1]), (self.kv.K[layer], self.kv.V[layer])
             part = q[rows], caches, meta.block_table[s], kv_lens[s], kv_b, self.config, self.kernel.widen
