@@ -208,3 +208,11 @@ def test_a_gpu_saves_blocks_that_are_overwritten_at_once():
     blocks.write(chosen, found[0])
     assert [bytes(one) for one in blocks.read(chosen)] == want
     reader.copier.close(1.0)
+
+
+@pytest.mark.parametrize("payloads", [[b"1234"], [b"1234", b"123"], []], ids=["one too few", "too short", "none"])
+def test_payloads_of_another_size_or_number_are_refused_before_anything_is_written(payloads):
+    cells = BlockBytes([torch.zeros(3, 2, dtype=torch.int16)])
+    with pytest.raises(ValueError):
+        cells.write([1, 2], payloads)
+    assert not cells.tensors[0].any(), "half of the blocks would have another text's keys"

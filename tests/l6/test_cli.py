@@ -101,6 +101,7 @@ def test_generate_prints_figures_separately_from_the_text(capsys):
         (["generate", "x", "--model", "m" * 5000], "mmm"),
         (["chat", "--temperature", "hot"], "--temperature 'hot'"),
         (["chat", "--chat-template-kwargs", "[1]"], "--chat-template-kwargs '[1]'"),
+        (["chat", "--chat-template-kwargs", "{"], "--chat-template-kwargs '{'"),
         (["generate", "x", "--chat", "--chat-template-kwargs", '{"tools": 1}'], "'tools'"),
     ],
 )
