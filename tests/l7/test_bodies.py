@@ -2,6 +2,7 @@
 
 import gc
 import json
+import statistics
 import time
 
 import pytest
@@ -102,11 +103,22 @@ def frozen():
 
 @pytest.mark.parametrize("name", DEAR)
 def test_no_body_within_the_limits_takes_the_tenth_of_a_second_within_which_health_is_answered(name, frozen):
-    """pydantic does not give Python's lock back, so what counts is processor time; the least of three."""
+    """pydantic does not give Python's lock back, so what counts is processor time: beside what json takes.
+
+    A tenth of a second is 24 times that where it was measured. A processor may be half as fast a moment
+    later: the middle of three.
+    """
     model, body = DEAR[name]
     data = json.dumps(body).encode()
     assert len(data) <= ServerConfig().max_body_bytes and num_values(data) <= MAX_VALUES
-    assert min(processor_seconds(data, model) for _ in range(3)) < 0.1
+    assert statistics.median(processor_seconds(data, model) / json_seconds() for _ in range(3)) < 24
+
+
+def json_seconds() -> float:
+    """What it takes json to write and read 20,000 values."""
+    began = time.thread_time()
+    json.loads(json.dumps([[i, str(i)] for i in range(10_000)]))
+    return time.thread_time() - began
 
 
 def processor_seconds(data: bytes, model) -> float:
