@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mini_engine.hybrid.model import GatedAttention, GatedDeltaNet, HybridStore, ZeroCentredRMSNorm, partial_rope
 from mini_engine.hybrid.native import Gates, Half, NativeStep, by_tap
-from mini_engine.hybrid.store import HybridKv, feeds_of
+from mini_engine.hybrid.store import HybridKv
 from mini_engine.layers import native
 from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.layers.fast_model import join_packed, with_torch_layers
@@ -98,7 +98,7 @@ class PackedDeltaNet(FastDeltaNet):
 
     def add_to(self, x: Tensor, step: NativeStep, kv: HybridKv, meta: Any) -> Tensor:
         """Add the output for a step's tokens to x `[T, hidden_size]`, in place."""
-        states, (feed,) = kv.states.get_layer_state(self.index), feeds_of(meta)
+        states, (feed,) = kv.states.get_layer_state(self.index), kv.feeds
         return step.delta_net(x, self.struct, self.gates, states, self.taps, feed)
 
 

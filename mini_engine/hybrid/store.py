@@ -57,16 +57,24 @@ class HybridKv(StoreAround):
     Args:
         kv: lesson 3's pool, or a store over it (lessons 15 and 16).
         native_step: lesson 11's C++ for delta nets; None for torch.
+        feeds: of the step that it is used in (`in_step`), if that is one and there is such C++.
     """
 
-    def __init__(self, kv: Any, states: GdnPool, native_step: NativeStep | None = None) -> None:
+    def __init__(
+        self, kv: Any, states: GdnPool, native_step: NativeStep | None = None, feeds: Sequence[Feed] = ()
+    ) -> None:
         super().__init__(kv)
-        self.states, self.native_step = states, native_step
+        self.states, self.native_step, self.feeds = states, native_step, feeds
 
     @property
     def bytes(self) -> int:
         """Size of both pools in bytes, used or not."""
         return self.kv.bytes + self.states.mem_bytes
+
+    def in_step(self, meta: HybridMeta) -> "HybridKv":
+        """See `Store.in_step`."""
+        feeds = feeds_of(meta) if self.native_step else ()
+        return HybridKv(self.kv.in_step(meta), self.states, self.native_step, feeds)
 
     def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
         """Return attention of q `[T, H_q, D]` over the KV pool; `layer` counts attention layers."""
@@ -84,7 +92,7 @@ class HybridKv(StoreAround):
         """
         if self.native_step:
             states = self.states.get_layer_state(layer)
-            return self.native_step(states, qkv, g, beta, conv_weight, feeds_of(meta))
+            return self.native_step(states, qkv, g, beta, conv_weight, self.feeds or feeds_of(meta))
         step, run = (partial(advance, layer, conv_weight) for advance in (self._step, self._run))
         return each_sequence(meta, (qkv, g, beta), self.states.value_shape, step, run)
 

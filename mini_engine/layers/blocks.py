@@ -22,7 +22,7 @@ from mini_engine.layers.packed_step import alloc_padded, memory
 
 HERE = Path(__file__).parent
 SOURCES = (
-    *(HERE / name for name in ("blocks.cpp", "fused.h", "linear.h")),
+    *(HERE / name for name in ("blocks.cpp", "blocks.h", "fused.h", "linear.h")),
     HERE.parent / "attention" / "vectors.h",
 )
 

@@ -193,6 +193,7 @@ class TorchModel(nn.Module):
         """Return the normed hidden states `[R, hidden_size]` of `rows`, or of all tokens."""
         x = scaled(self.embed_tokens(token_ids), self.scale)
         cos, sin = self.rope(meta.positions, x.dtype)
+        kv = kv.in_step(meta)
         *layers, last = self.layers
         for layer in layers:
             x = layer(x, cos, sin, kv, meta)
