@@ -1,6 +1,6 @@
 """Lesson 11. A hybrid with lesson 9's linear layers: packed matrices, joined where they share an input.
 
-With packed matrices half a layer is one call of `native.py`: feed-forward, and a delta net in a step without drafts.
+With packed matrices half a layer is one call of `native.py`: a delta net, and feed-forward.
 """
 
 from collections.abc import Callable, Iterable
@@ -87,7 +87,7 @@ FAST_MIXERS = {GatedDeltaNet: FastDeltaNet, GatedAttention: FastGatedAttention}
 
 
 class PackedDeltaNet(FastDeltaNet):
-    """A delta net that, in a step without drafts, is a single call."""
+    """A delta net that is a single call, where the store leaves states to C++."""
 
     def __init__(self, net: GatedDeltaNet, norm: FastZeroCentredNorm, matrix: Join) -> None:
         super().__init__(net, norm, matrix)
@@ -96,10 +96,11 @@ class PackedDeltaNet(FastDeltaNet):
         self.gates = Gates(eps=net.norm.eps, **{name: tensor.data_ptr() for name, tensor in pointers.items()})
         self.struct = half_of(norm, first=self.project, last=self.out)
 
-    def add_to(self, x: Tensor, step: NativeStep, kv: HybridKv, meta: Any) -> Tensor:
+    def add_to(self, x: Tensor, kv: HybridKv) -> Tensor:
         """Add the output for a step's tokens to x `[T, hidden_size]`, in place."""
-        states, (feed,) = kv.states.get_layer_state(self.index), kv.feeds
-        return step.delta_net(x, self.struct, self.gates, states, self.taps, feed)
+        assert kv.native_step is not None and kv.feeds is not None
+        states = kv.states.get_layer_state(self.index)
+        return kv.native_step.delta_net(x, self.struct, self.gates, states, self.taps, kv.feeds)
 
 
 class PackedFeedForward(nn.Module):
@@ -138,8 +139,8 @@ class PackedHybridLayer(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridKv, meta: Any, rows: Tensor | None = None
     ) -> Tensor:
-        if isinstance(self.mixer, PackedDeltaNet) and kv.native_step and not meta.stages:
-            x = self.mixer.add_to(x, kv.native_step, kv, meta)
+        if isinstance(self.mixer, PackedDeltaNet) and kv.native_step:
+            x = self.mixer.add_to(x, kv)
         else:
             x = x + self.mixer.out(self.mixer(x, cos, sin, kv, meta))
         return self.feed_forward(x if rows is None else x[rows])

@@ -11,16 +11,15 @@
 
 extern "C" {
 struct StepSizes {
-    int64_t sequences, key_heads, value_heads, key_dim, value_dim, taps;
-    int64_t stride;  // elements from one row of qkv to the next
-    int64_t longest;  // the most tokens of a sequence
+    int64_t key_heads, value_heads, key_dim, value_dim, taps;
+    int64_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
 };
 struct Feeds {  // [sequences] each
+    int64_t sequences, longest;      // and the most tokens of one
     const int64_t *rows, *counts;    // a sequence's first row, and its tokens; nullptr: row i, and one
     const int64_t *sources, *slots;  // where the state before them is, and where the one behind goes
 };
-struct Gates {  // for a whole layer: g and beta come from b and a, and the output is normed and gated
-    const void *z, *b, *a;                // rows `stride` apart, as qkv's: [value_heads * value_dim], [value_heads] twice
+struct Gates {  // for a whole layer: behind qkv its rows hold z [value_heads * value_dim], b and a [value_heads]
     const float *rate, *dt_bias, *norm;   // exp(A_log) and dt_bias [value_heads], the norm's weight [value_dim]
     float eps;
 };
@@ -32,18 +31,18 @@ constexpr int COLUMNS = 2;      // vectors of a state's columns that stay in the
 template <typename T>
 struct DeltaStep {
     const StepSizes& s;
-    const T* qkv;              // [rows, conv_dim]: q of every key head, k of every key head, v of every value head
+    const T* qkv;              // [rows, channels]: q of every key head, k of every key head, v of every value head
+    int64_t stride;            // from one of its rows to the next
     const float *g, *beta;     // [rows, value_heads]
-    const float* weight;       // [taps, conv_dim]
-    T* conv;                   // [slots, conv_dim, taps - 1], the latest input last
+    const float* weight;       // [taps, channels]
+    T* conv;                   // [slots, channels, taps - 1], the latest input last
     float* recurrent;          // [slots, value_heads, key_dim, value_dim]
-    const Feeds& feeds;
     T* out;                    // [rows, value_heads, value_dim], rows `out_stride` apart
     int64_t out_stride;
-    const Gates* gates;        // nullptr: g and beta are given, and the output stays as it is
+    const Gates* gates;        // g and beta come from b and a, and the output is normed and gated; nullptr: as it is
 
-    int64_t row_of(int64_t sequence) const { return feeds.rows ? feeds.rows[sequence] : sequence; }
-    int64_t count_of(int64_t sequence) const { return feeds.counts ? feeds.counts[sequence] : 1; }
+    static int64_t row_of(const Feeds& f, int64_t i) { return f.rows ? f.rows[i] : i; }
+    static int64_t count_of(const Feeds& f, int64_t i) { return f.counts ? f.counts[i] : 1; }
 
     struct Part {  // some tokens of a sequence: rows row ... row + count - 1, the state before them, and the one behind
         int64_t row, count, source, slot;
@@ -59,15 +58,15 @@ struct DeltaStep {
 
     // Channels begin ... begin + n - 1 of a part: convolve with the inputs kept, keep the new last ones, SiLU.
     void convolve(const Part& p, int64_t begin, int64_t n, Workspace& w, float* to) const {
-        const int64_t channels = 2 * s.key_heads * s.key_dim + s.value_heads * s.value_dim, kept = s.taps - 1;
-        const T *x = qkv + p.row * s.stride + begin, *before = conv + (p.source * channels + begin) * kept;
+        const int64_t channels = s.channels(), kept = s.taps - 1;
+        const T *x = qkv + p.row * stride + begin, *before = conv + (p.source * channels + begin) * kept;
         T* state = conv + (p.slot * channels + begin) * kept;
         float* window = w.window.data();
         for (int64_t c = 0; c < n; c++)
             for (int64_t i = 0; i < kept; i++) window[i * n + c] = widen(before[c * kept + i]);
         for (int64_t t = 0; t < p.count; t++)
             for (int64_t c = 0; c < n; c += LANES)
-                store_some(window + (kept + t) * n + c, load_some(x + t * s.stride + c, n - c), n - c);
+                store_some(window + (kept + t) * n + c, load_some(x + t * stride + c, n - c), n - c);
         for (int64_t t = 0; t < p.count; t++, to += n)
             for (int64_t c = 0; c < n; c += LANES) {
                 const auto product = [&](int64_t i) {
@@ -136,24 +135,27 @@ struct DeltaStep {
         }
     }
 
+    const T* z(int64_t row) const { return qkv + row * stride + s.channels(); }
+    const T* b(int64_t row) const { return z(row) + s.value_heads * s.value_dim; }
+    const T* a(int64_t row) const { return b(row) + s.value_heads; }
     float faded(int64_t row, int64_t h) const {  // the logarithm of what is left of the state
         if (!gates) return g[row * s.value_heads + h];
-        const float x = widen(((const T*)gates->a)[row * s.stride + h]) + gates->dt_bias[h];
+        const float x = widen(a(row)[h]) + gates->dt_bias[h];
         return -gates->rate[h] * (x > 20 ? x : std::log1p(std::exp(x)));
     }
     float written(int64_t row, int64_t h) const {  // how much of the difference
         if (!gates) return beta[row * s.value_heads + h];
-        return 1 / (1 + std::exp(-widen(((const T*)gates->b)[row * s.stride + h])));
+        return 1 / (1 + std::exp(-widen(b(row)[h])));
     }
 
     void finish(int64_t row, int64_t h, const float* o) const {
         T* to = out + row * out_stride + h * s.value_dim;
-        const T* z = gates ? (const T*)gates->z + row * s.stride + h * s.value_dim : nullptr;
+        const T* gate = gates ? z(row) + h * s.value_dim : nullptr;
         const float factor = gates ? inverse_rms(o, s.value_dim, gates->eps) : 1;
         for (int64_t j = 0; j < s.value_dim; j += LANES) {
             const int64_t left = s.value_dim - j;
             vec x = load_some(o + j, left) * factor;
-            if (gates) x = x * load_some(gates->norm + j, left) * silu(load_some(z + j, left));
+            if (gates) x = x * load_some(gates->norm + j, left) * silu(load_some(gate + j, left));
             store_some(to + j, x, left);
         }
     }
@@ -178,11 +180,11 @@ struct DeltaStep {
         for (int64_t t = 0; t < p.count; t++) finish(p.row + t, h, w.o.data() + t * s.value_dim);
     }
 
-    void key_head(int64_t sequence, int64_t head, Workspace& w) const {
-        const int64_t keys = s.key_heads * s.key_dim, group = s.value_heads / s.key_heads, all = count_of(sequence);
-        int64_t source = feeds.sources[sequence];
-        for (int64_t first = 0; first < all; first += TOKENS, source = feeds.slots[sequence]) {
-            const Part p{row_of(sequence) + first, std::min(TOKENS, all - first), source, feeds.slots[sequence]};
+    void key_head(const Feeds& f, int64_t i, int64_t head, Workspace& w) const {
+        const int64_t keys = s.key_heads * s.key_dim, group = s.value_heads / s.key_heads, all = count_of(f, i);
+        int64_t source = f.sources[i];
+        for (int64_t first = 0; first < all; first += TOKENS, source = f.slots[i]) {
+            const Part p{row_of(f, i) + first, std::min(TOKENS, all - first), source, f.slots[i]};
             convolve(p, head * s.key_dim, s.key_dim, w, w.q.data());
             convolve(p, keys + head * s.key_dim, s.key_dim, w, w.k.data());
             for (int64_t t = 0; t < p.count; t++) {
@@ -194,14 +196,17 @@ struct DeltaStep {
     }
 
     // Called by all threads of a team. Each takes consecutive heads of consecutive sequences, about as many tokens as others.
-    void run() const {
+    void run(const Feeds& f) const {
         const int64_t team = team_size(), me = thread_number();
         int64_t all = 0, before = 0;
-        for (int64_t i = 0; i < s.sequences; i++) all += count_of(i) * s.key_heads;
-        Workspace w(s, std::min(TOKENS, s.longest));
-        for (int64_t i = 0; i < s.sequences; i++)
-            for (int64_t head = 0; head < s.key_heads; head++, before += count_of(i))
-                if (before * team / all == me) key_head(i, head, w);
+        for (int64_t i = 0; i < f.sequences; i++) all += count_of(f, i) * s.key_heads;
+        Workspace w(s, std::min(TOKENS, f.longest));
+        for (int64_t i = 0; i < f.sequences; i++)
+            for (int64_t head = 0; head < s.key_heads; head++, before += count_of(f, i))
+                if (before * team / all == me) key_head(f, i, head, w);
         barrier();
+    }
+    void run(const Feeds* feeds, int64_t count) const {  // a later one may go on with the states that one before has left
+        for (int64_t i = 0; i < count; i++) run(feeds[i]);
     }
 };

@@ -36,32 +36,32 @@ struct HalfLayer {
         add_linear(result(), half.last, x());
     }
 
-    void delta_net(const DeltaStep<T>& step) const {
+    void delta_net(const DeltaStep<T>& step, const Feeds* feeds, int64_t count) const {
         rms_norm(x(), half.norm, half.eps, normed());
         barrier();
         store_linear(normed(), half.first, inner());
         barrier();
-        step.run();
+        step.run(feeds, count);
         add_linear(result(), half.last, x());
     }
 };
 
 #define FUNCTIONS(T, NAME)                                                                                             \
-    extern "C" void gdn_step_##NAME(const StepSizes* sizes, const Feeds* feeds, const void* qkv, const float* g,       \
-                                    const float* beta, const float* weight, void* conv, float* recurrent, void* out,    \
-                                    int threads) {                                                                     \
-        const DeltaStep<T> step{*sizes,    (const T*)qkv, g,      beta,    weight,                           \
-                                (T*)conv, recurrent,     *feeds, (T*)out, sizes->value_heads * sizes->value_dim,       \
-                                nullptr};                                                                              \
-        _Pragma("omp parallel num_threads(threads)") step.run();                                                       \
+    extern "C" void gdn_step_##NAME(const StepSizes* sizes, const Feeds* feeds, int64_t count, const void* qkv,        \
+                                    int64_t stride, const float* g, const float* beta, const float* weight,            \
+                                    void* conv, float* recurrent, void* out, int threads) {                            \
+        const int64_t width = sizes->value_heads * sizes->value_dim;                                                   \
+        const DeltaStep<T> step{*sizes, (const T*)qkv, stride,  g,     beta,  weight,                                  \
+                                (T*)conv, recurrent,   (T*)out, width, nullptr};                                       \
+        _Pragma("omp parallel num_threads(threads)") step.run(feeds, count);                                           \
     }                                                                                                                  \
-    extern "C" void delta_net_##NAME(const Half* half, const StepSizes* sizes, const Feeds* feeds, const float* weight, \
-                                     void* conv, float* recurrent, const Gates* gates, int threads) {                  \
-        const DeltaStep<T> step{*sizes,   (const T*)half->inner, nullptr, nullptr,          weight,          \
-                                (T*)conv, recurrent,             *feeds,  (T*)half->result, half->result_stride,       \
-                                gates};                                                                                \
+    extern "C" void delta_net_##NAME(const Half* half, const StepSizes* sizes, const Feeds* feeds, int64_t count,      \
+                                     const float* weight, void* conv, float* recurrent, const Gates* gates,            \
+                                     int threads) {                                                                    \
+        const DeltaStep<T> step{*sizes, (const T*)half->inner, half->inner_stride, nullptr, nullptr, weight,           \
+                                (T*)conv, recurrent, (T*)half->result, half->result_stride, gates};                    \
         const HalfLayer<T> layer{*half};                                                                               \
-        _Pragma("omp parallel num_threads(threads)") layer.delta_net(step);                                            \
+        _Pragma("omp parallel num_threads(threads)") layer.delta_net(step, feeds, count);                              \
     }                                                                                                                  \
     extern "C" void feed_forward_##NAME(const Half* half, int threads) {                                               \
         const HalfLayer<T> layer{*half};                                                                               \

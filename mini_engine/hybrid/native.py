@@ -23,21 +23,18 @@ SOURCES = (
 
 
 class StepSizes(ctypes.Structure):
-    """The sizes of one step; `gdn_step.h` has the same struct."""
+    """The sizes of a model's delta nets; `gdn_step.h` has the same struct."""
 
-    _fields_ = tuple(
-        (name, c_int64)
-        for name in (
-            *("sequences", "key_heads", "value_heads", "key_dim", "value_dim", "taps"),
-            *("stride", "longest"),
-        )
+    _fields_ = tuple((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim", "taps"))
+
+
+class FeedStruct(ctypes.Structure):
+    """A `Feed` with the addresses of its tensors; `gdn_step.h` has the same struct."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("sequences", "longest")),
+        *((name, c_void_p) for name in ("rows", "counts", "sources", "slots")),
     )
-
-
-class Feeds(ctypes.Structure):
-    """Addresses of a `Feed`'s tensors; `gdn_step.h` has the same struct."""
-
-    _fields_ = tuple((name, c_void_p) for name in ("rows", "counts", "sources", "slots"))
 
 
 class Feed(NamedTuple):
@@ -57,10 +54,6 @@ class Feed(NamedTuple):
         """The most tokens of a sequence."""
         return 1 if self.counts is None or not len(self.counts) else int(self.counts.max())
 
-    def addresses(self) -> Feeds:
-        """Return the tensors' addresses; the tensors must outlive it."""
-        return Feeds(**{name: None if part is None else part.data_ptr() for name, part in self._asdict().items()})
-
     def check(self, num_rows: int, num_slots: int) -> None:
         """Raise ValueError unless all rows and slots exist."""
         for slots in (self.sources, self.slots):
@@ -73,10 +66,36 @@ class Feed(NamedTuple):
             raise ValueError(f"sequences begin in rows {self.rows.tolist()} and do not all end before row {num_rows}")
 
 
-class Gates(ctypes.Structure):
-    """Further inputs of a full delta-net call; `gdn_step.h` has the same struct."""
+class Feeds:
+    """The feeds of a step, one after the other, checked once for all layers.
 
-    _fields_ = (*((name, c_void_p) for name in ("z", "b", "a", "rate", "dt_bias", "norm")), ("eps", c_float))
+    Args:
+        num_rows: of the step. num_slots: of the pool of states.
+
+    Raises:
+        ValueError: a slot or a row does not exist.
+    """
+
+    def __init__(self, feeds: Sequence[Feed], num_rows: int, num_slots: int) -> None:
+        for feed in feeds:
+            feed.check(num_rows, num_slots)
+        self.feeds, self.num_rows = feeds, num_rows  # the tensors must outlive their addresses
+        self.structs = (FeedStruct * len(feeds))(
+            *(
+                FeedStruct(
+                    sequences=len(feed.slots),
+                    longest=feed.longest,
+                    **{name: None if part is None else part.data_ptr() for name, part in feed._asdict().items()},
+                )
+                for feed in feeds
+            )
+        )
+
+
+class Gates(ctypes.Structure):
+    """Further weights of a full delta-net call; `gdn_step.h` has the same struct."""
+
+    _fields_ = (*((name, c_void_p) for name in ("rate", "dt_bias", "norm")), ("eps", c_float))
 
 
 class Half(ctypes.Structure):
@@ -100,9 +119,9 @@ class Half(ctypes.Structure):
         self.tokens = len(activations["x"])
 
 
-CALL = (POINTER(StepSizes), POINTER(Feeds))
+CALL = (POINTER(StepSizes), POINTER(FeedStruct), c_int64)
 FUNCTIONS = {
-    "gdn_step": Signature((*CALL, *[c_void_p] * 7, c_int), None),
+    "gdn_step": Signature((*CALL, c_void_p, c_int64, *[c_void_p] * 6, c_int), None),
     "delta_net": Signature((POINTER(Half), *CALL, *[c_void_p] * 3, POINTER(Gates), c_int), None),
     "feed_forward": Signature((POINTER(Half), c_int), None),
 }
@@ -119,7 +138,7 @@ class NativeStep:
     def __init__(self, config: HybridConfig, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.functions = {name: LIBRARY.function(name, dtype) for name in FUNCTIONS}
-        self.sizes = dict(
+        self.sizes = StepSizes(
             key_heads=config.linear_num_key_heads,
             value_heads=config.linear_num_value_heads,
             key_dim=config.linear_key_head_dim,
@@ -129,64 +148,46 @@ class NativeStep:
         self.hidden, self.conv_dim, self.value_dim = config.hidden_size, config.conv_dim, config.value_dim
 
     def __call__(
-        self,
-        states: tuple[Tensor, Tensor],
-        qkv: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        weight: Tensor,
-        feeds: Sequence[Feed],
+        self, states: tuple[Tensor, Tensor], qkv: Tensor, g: Tensor, beta: Tensor, weight: Tensor, feeds: Feeds
     ) -> Tensor:
-        """Return `[T, H_v, D_v]` in the dtype of `qkv`, with the rows of all feeds, one after the other.
+        """Return `[T, H_v, D_v]` in the dtype of `qkv`.
 
         Args:
             states: recurrent and conv, the layer's own. qkv: `[T, conv_dim]`. g, beta: `[T, H_v]`.
-            weight: of the convolution, `[conv_dim, K]`.
+            weight: of the convolution, `[conv_dim, K]`. feeds: have all T rows.
 
         Raises:
-            ValueError: a slot or a row does not exist, or dtypes or shapes are not this model's; nothing was written.
+            ValueError: dtypes or shapes are not this model's; nothing was written.
         """
         recurrent, conv = states
-        self.check_rows(qkv, [len(qkv), self.conv_dim])
-        for feed in feeds:
-            feed.check(len(qkv), len(conv))
-        out = qkv.new_empty(len(qkv), self.sizes["value_heads"], self.sizes["value_dim"])
+        self.check_rows(qkv, [feeds.num_rows, self.conv_dim])
+        out = qkv.new_empty(len(qkv), self.sizes.value_heads, self.sizes.value_dim)
         g, beta, weight = g.float().contiguous(), beta.float().contiguous(), by_tap(weight)
-        pointers = [x.data_ptr() for x in (qkv, g, beta, weight, conv, recurrent, out)]
-        for feed in feeds:
-            sizes = self.sizes_of(feed, qkv)
-            self.functions["gdn_step"](sizes, feed.addresses(), *pointers, torch.get_num_threads())
+        pointers = [x.data_ptr() for x in (g, beta, weight, conv, recurrent, out)]
+        call = self.sizes, feeds.structs, len(feeds.structs)
+        self.functions["gdn_step"](*call, qkv.data_ptr(), qkv.stride(0), *pointers, torch.get_num_threads())
         return out
 
     def delta_net(
-        self, x: Tensor, half: Half, gates: Gates, states: tuple[Tensor, Tensor], weight: Tensor, feed: Feed
+        self, x: Tensor, half: Half, gates: Gates, states: tuple[Tensor, Tensor], weight: Tensor, feeds: Feeds
     ) -> Tensor:
         """Add a delta net's result to x `[T, hidden]`, in place: norm, projection, rule, gate and output matrix.
 
         Args:
-            half, gates: the layer's weights. states: as above. weight: of the convolution, `by_tap`.
-            feed: has all rows of x.
+            half, gates: the layer's weights. states, feeds: as above. weight: of the convolution, `by_tap`.
 
         Raises:
-            ValueError: a slot or a row does not exist, or the shapes are not this model's; nothing was written.
+            ValueError: the shapes are not this model's; nothing was written.
         """
         recurrent, conv = states
-        self.check_rows(x, [len(x), self.hidden])
-        feed.check(len(x), len(conv))
-        projected = x.new_empty(len(x), half.first.outputs)  # qkv, z, b and a of each token, one after the other
+        self.check_rows(x, [feeds.num_rows, self.hidden])
+        inner = x.new_empty(len(x), half.first.outputs)  # qkv, z, b and a of each token, one after the other
         normed, result = alloc_padded(x, self.hidden), alloc_padded(x, self.value_dim)  # names keep the memory alive
-        half.describe(x=x, normed=normed, inner=projected, result=result)
-        size = x.element_size()
-        gates.z = projected.data_ptr() + self.conv_dim * size
-        gates.b = gates.z + self.value_dim * size
-        gates.a = gates.b + self.sizes["value_heads"] * size
-        sizes, pointers = self.sizes_of(feed, projected), [part.data_ptr() for part in (weight, conv, recurrent)]
-        self.functions["delta_net"](half, sizes, feed.addresses(), *pointers, gates, torch.get_num_threads())
+        half.describe(x=x, normed=normed, inner=inner, result=result)
+        call = half, self.sizes, feeds.structs, len(feeds.structs)
+        pointers = weight.data_ptr(), conv.data_ptr(), recurrent.data_ptr()
+        self.functions["delta_net"](*call, *pointers, gates, torch.get_num_threads())
         return x
-
-    def sizes_of(self, feed: Feed, rows: Tensor) -> StepSizes:
-        """Return the sizes of a call with these rows of qkv."""
-        return StepSizes(sequences=len(feed.slots), stride=rows.stride(0), longest=feed.longest, **self.sizes)
 
     def feed_forward(self, x: Tensor, half: Half) -> Tensor:
         """Add the feed-forward block's result to x `[T, hidden]`, in place: norm, gate and up, SiLU, down.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mini_engine.hybrid.delta_rule import advance_conv, causal_conv, chunk_scan, depthwise, l2norm, recurrent_step
 from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.hybrid.native import Feed, NativeStep
+from mini_engine.hybrid.native import Feed, Feeds, NativeStep
 from mini_engine.kv.block_tensor import ForwardMeta
 from mini_engine.kv.store_around import StoreAround
 
@@ -57,11 +57,11 @@ class HybridKv(StoreAround):
     Args:
         kv: lesson 3's pool, or a store over it (lessons 15 and 16).
         native_step: lesson 11's C++ for delta nets; None for torch.
-        feeds: of the step that it is used in (`in_step`), if that is one and there is such C++.
+        feeds: of the step whose layers use it (`in_step`), if there is such C++.
     """
 
     def __init__(
-        self, kv: Any, states: GdnPool, native_step: NativeStep | None = None, feeds: Sequence[Feed] = ()
+        self, kv: Any, states: GdnPool, native_step: NativeStep | None = None, feeds: Feeds | None = None
     ) -> None:
         super().__init__(kv)
         self.states, self.native_step, self.feeds = states, native_step, feeds
@@ -73,8 +73,12 @@ class HybridKv(StoreAround):
 
     def in_step(self, meta: HybridMeta) -> "HybridKv":
         """See `Store.in_step`."""
-        feeds = feeds_of(meta) if self.native_step else ()
+        feeds = self.feeds_of(meta) if self.native_step else None
         return HybridKv(self.kv.in_step(meta), self.states, self.native_step, feeds)
+
+    def feeds_of(self, meta: HybridMeta) -> Feeds:
+        """Return a step's feeds as C++ takes them."""
+        return Feeds(feeds_of(meta), len(meta.positions), self.states.conv_state.shape[1])
 
     def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
         """Return attention of q `[T, H_q, D]` over the KV pool; `layer` counts attention layers."""
@@ -92,7 +96,7 @@ class HybridKv(StoreAround):
         """
         if self.native_step:
             states = self.states.get_layer_state(layer)
-            return self.native_step(states, qkv, g, beta, conv_weight, self.feeds or feeds_of(meta))
+            return self.native_step(states, qkv, g, beta, conv_weight, self.feeds or self.feeds_of(meta))
         step, run = (partial(advance, layer, conv_weight) for advance in (self._step, self._run))
         return each_sequence(meta, (qkv, g, beta), self.states.value_shape, step, run)
 

@@ -26,7 +26,7 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import HybridConfig
-from mini_engine.hybrid.native import Feed
+from mini_engine.hybrid.native import Feed, Feeds
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.layers.packed_layers import PackedLinear
 from mini_engine.model.kinds import state_bytes
@@ -197,14 +197,14 @@ def rule_alone(config: HybridConfig, store: HybridKv, batch: int, rounds: int) -
     heads = config.linear_num_value_heads
     qkv, weight = (
         torch.zeros(batch, config.conv_dim, dtype=dtype),
-        torch.zeros(config.conv_dim, step.sizes["taps"], dtype=dtype),
+        torch.zeros(config.conv_dim, step.sizes.taps, dtype=dtype),
     )
     g, beta, slots = torch.zeros(batch, heads), torch.zeros(batch, heads), torch.arange(1, batch + 1)
-    taken = []
+    taken, feeds = [], Feeds([Feed(slots, slots)], batch, store.states.num_slots)
     for _ in range(rounds):
         begun = time.process_time()
         for layer in range(config.num_gdn_layers):
-            step(store.states.get_layer_state(layer), qkv, g, beta, weight, [Feed(slots, slots)])
+            step(store.states.get_layer_state(layer), qkv, g, beta, weight, feeds)
         taken.append(time.process_time() - begun)
     return statistics.median(taken) * 1e3
 

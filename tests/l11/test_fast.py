@@ -10,7 +10,7 @@ import torch
 from mini_engine.base.errors import UserError
 from mini_engine.hybrid.fast import hybrid_decoder, native_step_for
 from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.hybrid.native import Feed, NativeStep
+from mini_engine.hybrid.native import Feed, Feeds, NativeStep
 from mini_engine.hybrid.store import feeds_of
 from mini_engine.layers import speed_up
 from tests.shared.hybrids import SELECTED, both, plan_of, store_of
@@ -102,7 +102,8 @@ def test_the_state_behind_a_prompt_can_go_to_another_slot():
     *rows, weight = inputs(config, 150, torch.float32)
     before = moved.states.recurrent_state[0, 4].clone()
     to, one = [torch.tensor([slot]) for slot in (4, 5)], dict(rows=torch.tensor([0]), counts=torch.tensor([150]))
-    out = moved.native_step(moved.states.get_layer_state(0), *rows, weight, [Feed(*to, **one)])
+    feeds = Feeds([Feed(*to, **one)], 150, moved.states.num_slots)
+    out = moved.native_step(moved.states.get_layer_state(0), *rows, weight, feeds)
     assert torch.equal(out, kept.scan(0, *rows, weight, plan_of(150, slots=[[4]])))
     assert torch.equal(moved.states.recurrent_state[0, 5], kept.states.recurrent_state[0, 4])
     assert torch.equal(moved.states.recurrent_state[0, 4], before), "the source is only read"
@@ -122,7 +123,8 @@ def test_a_packed_layer_refuses_what_does_not_fit_before_anything_is_written(pac
     model, step = packed
     net, states = model.model.layers[0].mixer, GdnPool.for_model(model.config, 6).get_layer_state(0)
     with pytest.raises(ValueError):
-        step.delta_net(x, net.struct, net.gates, states, net.taps, Feed(torch.tensor(slots), torch.tensor(slots)))
+        feeds = Feeds([Feed(torch.tensor(slots), torch.tensor(slots))], 2, len(states[1]))
+        step.delta_net(x, net.struct, net.gates, states, net.taps, feeds)
     with pytest.raises(ValueError):
         model.model.layers[0].feed_forward(torch.ones(2, 48, dtype=torch.bfloat16))
     assert not states[0].any(), "a refused call must write nothing"
