@@ -66,23 +66,23 @@ INLINE vec all_lanes(const float* word) {
 // scores[row][j] = q[row] . key[j], from the keys in place: a word in each lane, and in the end all lanes summed.
 // Meanwhile the same parts of the keys `ahead` are prefetched.
 template <int R, typename T>
-INLINE void score(const float* q, const T* const* key, const T* const* ahead, int words, float* scores) {
+static NOINLINE void score(const float* q, const T* const* key, const T* const* ahead, int words, float* scores) {
     constexpr int KEYS = std::min(LANES, SUMS / R), P = Words<T>::PIECES, LOAD = PER_LOAD<T> * LANES;
     vec products[R][LANES];
     for (int j = 0; j < LANES; j += KEYS) {
         vec sum[R][KEYS] = {};
         for (int at = 0, d = 0; at < words; at += P * LANES, d += LOAD) {
             vec k[KEYS][P];
-            for (int i = 0; i < KEYS; i++) Words<T>::load_key(key[j + i] + d, k[i]);
-            for (int i = 0; i < KEYS && ahead; i++) prefetch(ahead[j + i] + d);
-            for (int r = 0; r < R; r++)
-                for (int p = 0; p < P; p++) {
+            UNROLL for (int i = 0; i < KEYS; i++) Words<T>::load_key(key[j + i] + d, k[i]);
+            if (ahead) UNROLL for (int i = 0; i < KEYS; i++) prefetch(ahead[j + i] + d);
+            UNROLL for (int r = 0; r < R; r++)
+                UNROLL for (int p = 0; p < P; p++) {
                     const vec x = load(q + r * words + at + p * LANES);
-                    for (int i = 0; i < KEYS; i++) sum[r][i] = Words<T>::add(sum[r][i], k[i][p], x);
+                    UNROLL for (int i = 0; i < KEYS; i++) sum[r][i] = Words<T>::add(sum[r][i], k[i][p], x);
                 }
         }
-        for (int r = 0; r < R; r++)
-            for (int i = 0; i < KEYS; i++) products[r][j + i] = sum[r][i];
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int i = 0; i < KEYS; i++) products[r][j + i] = sum[r][i];
     }
     for (int r = 0; r < R; r++) store(scores + r * LANES, sum_each(products[r]));
 }

@@ -19,7 +19,6 @@ struct HeadsProduct {
 };
 }
 
-#define UNROLL _Pragma("GCC unroll 16")
 constexpr int ROWS = 4, LOADS = 2;  // sums that are in registers together
 
 template <typename T>

@@ -26,7 +26,6 @@ static void barrier() {  // all threads of a team wait for each other
 #pragma omp barrier
 }
 
-#define UNROLL _Pragma("GCC unroll 16")
 constexpr int TILE = 16;                          // outputs packed together
 constexpr int PARTS = TILE / LANES;               // vectors in a line
 constexpr int TILES = LANES == 16 ? 2 : 1;        // tiles summed at once; limited by the number of registers
