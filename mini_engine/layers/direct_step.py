@@ -8,8 +8,8 @@ from torch import Tensor
 from mini_engine.kv.block_tensor import ForwardMeta
 from mini_engine.kv.direct import LayerCache
 from mini_engine.kv.store_around import StoreAround
-from mini_engine.layers import native
 from mini_engine.layers.blocks import LIBRARY
+from mini_engine.layers.native import Place, Pool
 from mini_engine.layers.packed_step import (
     Tables,
     alloc_padded,
@@ -37,8 +37,8 @@ class Shared(NamedTuple):
     caches, tables, rows: own the memory behind the structs. rows: normed, outputs and attended, `[T, …]`.
     """
 
-    pool: native.Pool
-    places: Sequence[native.Place]
+    pool: Pool
+    places: Sequence[Place]
     rows: Sequence[Tensor]
     caches: Sequence[LayerCache]
     tables: Tables
@@ -86,4 +86,5 @@ class DirectStep(StoreAround):
 
 def in_step(store: Any, meta: Any) -> Any:
     """Return the store for the layers of a step: what they share is made once (`Store.in_step`)."""
-    return DirectStep(store, meta) if store.direct and store.kernel.native else store.in_step(meta)
+    native = store.direct and getattr(store.kernel, "native", None)  # lesson 3's kernel may be a bare function
+    return DirectStep(store, meta) if native else store.in_step(meta)

@@ -109,23 +109,23 @@ class TorchAttention(nn.Module):
         if self.entry is not None and kv.direct_step is not None:
             return self.entry.attend(x, cos, sin, kv.direct_step)
         outputs = in_pieces(self.project, x, cos, sin) if self.entry is None else self.entry(x, cos, sin)
-        sizes = [n * self.head_dim for n in (*self.heads, self.heads[1])]
-        q, k, v, gates = outputs.split((*sizes, self.heads[0] * self.gates), dim=1)
-        q, k, v = (part.unflatten(1, (-1, self.head_dim)) for part in (q, k, v))
+        end = (self.heads[0] + 2 * self.heads[1]) * self.head_dim
+        q, k, v = outputs[:, :end].view(len(x), -1, self.head_dim).split((*self.heads, self.heads[1]), dim=1)
         kv.set_kv(self.layer_idx, meta.slot_mapping, k, v)
         out = kv.attend(self.layer_idx, q, meta)
-        return (out * gates.unflatten(1, (self.heads[0], -1)).sigmoid() if self.gates else out).flatten(1)
+        if self.gates:
+            out = out * outputs[:, end:].view(len(x), -1, self.gates).sigmoid()
+        return out.flatten(1)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return q, k, v and gates of these rows side by side, `[T, …]`: q and k normed and rotated."""
         outputs, turned = self.qkv(self.norm(x)), cos.shape[1]
-        qk = outputs[:, : sum(self.heads) * self.head_dim].unflatten(1, (-1, self.head_dim))
+        qk = normed = outputs[:, : sum(self.heads) * self.head_dim].unflatten(1, (-1, self.head_dim))
         if self.head_norm is not None:
             normed = F.rms_norm(qk.to(self.head_norm.dtype), qk.shape[2:], eps=self.eps) * self.head_norm
-            qk[..., turned:], rotated = normed[..., turned:], normed[..., :turned]
-        else:
-            rotated = qk[..., :turned]
-        qk[..., :turned] = apply_rope(rotated, cos, sin)
+        qk[..., :turned].copy_(apply_rope(normed[..., :turned], cos, sin))
+        if turned < self.head_dim:
+            qk[..., turned:].copy_(normed[..., turned:])
         return outputs
 
     @functools.cached_property
