@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mini_engine.base.native_build import Library, Signature
 from mini_engine.experts.experts import Experts
-from mini_engine.layers.native import Matrix, Memory
+from mini_engine.layers.native import Matrix, Place
 from mini_engine.layers.packed_layers import PackedLinear
 from mini_engine.layers.packed_step import alloc_padded, memory
 
@@ -36,7 +36,7 @@ class Work(ctypes.Structure):
         *((name, POINTER(Expert)) for name in ("experts", "shared")),
         *((name, c_void_p) for name in ("choices", "weights", "shared_weights")),
         *((name, c_int64) for name in ("count", "rows", "chosen", "hidden")),
-        *((name, Memory) for name in ("x", "out", "sorted", "active", "results")),
+        *((name, Place) for name in ("x", "out", "sorted", "active", "results")),
         ("adds", c_int64),
     )
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from pydantic_core import core_schema as s
-from torch import nn
+from torch import Tensor, nn
 
 from mini_engine.base.errors import UserError
 from mini_engine.base.values import shown
@@ -35,7 +35,7 @@ from mini_engine.families.family import Family
 from mini_engine.families.lfm3_config import ATTENTION, Rope
 from mini_engine.families.lfm3_fast import FastHeadGatedAttention, FastSandwichLayer, sandwich_finish
 from mini_engine.families.lfm3_model import HeadGatedAttention, SandwichLayer, TwoRotations
-from mini_engine.hybrid.fast import FastZeroCentredNorm
+from mini_engine.hybrid.fast import FastZeroCentredNorm, one_more
 from mini_engine.hybrid.model import ZeroCentredRMSNorm
 from mini_engine.layers import native
 from mini_engine.layers.exchange import Exchange
@@ -169,10 +169,10 @@ class FastGemmaAttention(FastHeadGatedAttention):
     """Attention without its last matrix, which is `out`. Its norms of heads contain the scale of queries."""
 
     def __init__(self, attention: HeadGatedAttention, norm: nn.Module, matrix: Join) -> None:
-        super().__init__(attention, norm, matrix)
-        weights = 1.0 + self.head_norm
-        weights[: self.heads[0]] *= attention.scale
-        self.head_norm = weights
+        def scale(norm: ZeroCentredRMSNorm) -> Tensor:
+            return one_more(norm) * (attention.scale if norm is attention.q_norm else 1.0)
+
+        super().__init__(attention, norm, matrix, scale=scale)
 
 
 FAST_MIXERS: FastMixers = {HeadGatedAttention: FastGemmaAttention}

@@ -13,24 +13,21 @@ from mini_engine.layers.exchange import Exchange
 from mini_engine.layers.fast_model import with_torch_layers
 from mini_engine.layers.torch_layers import FastNorm, Join, TorchAttention, TorchDecoderLayer, TorchModel
 from mini_engine.model.causal_lm import CausalLM
-from mini_engine.model.qwen3 import KvStore
 
 
 class FastHeadGatedAttention(TorchAttention):
-    """Attention with a gate for each head, without its last matrix, which is `out`."""
+    """Attention with a gate for each head, without its last matrix, which is `out`. Arguments as for TorchAttention."""
 
-    def __init__(self, attention: HeadGatedAttention, norm: nn.Module, matrix: Join) -> None:
-        super().__init__(attention, norm, matrix)
+    def __init__(self, attention: HeadGatedAttention, norm: nn.Module, matrix: Join, **scale: Any) -> None:
+        gate, bias = attention.gate_proj, attention.q_proj.bias
+        if gate is not None and bias is not None:  # the others have one; joined, all of them do
+            gate.bias = nn.Parameter(bias.new_zeros(gate.out_features))
+        super().__init__(attention, norm, matrix, gate, **scale)
         self.rotation = attention.rotation
-        self.gate = None if attention.gate_proj is None else normed(norm, matrix(attention.gate_proj))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: Any, meta: Any) -> Tensor:
         """Write K and V of x `[T, hidden_size]`; return gated attention `[T, H_q * D]`. cos, sin: `[2, T, D]`."""
-        out = super().forward(x, cos[self.rotation], sin[self.rotation], kv, meta)
-        if self.gate is None:
-            return out
-        gates = self.gate(x).sigmoid()
-        return (out.unflatten(1, (gates.shape[1], -1)) * gates[:, :, None]).flatten(1)
+        return super().forward(x, cos[self.rotation], sin[self.rotation], kv, meta)
 
 
 class FastShortConv(nn.Module):

@@ -10,17 +10,22 @@ from typing import Any, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mini_engine.hybrid.model import GatedAttention, GatedDeltaNet, HybridStore, ZeroCentredRMSNorm, partial_rope
+from mini_engine.hybrid.model import GatedAttention, GatedDeltaNet, HybridStore, ZeroCentredRMSNorm
 from mini_engine.hybrid.native import Gates, Half, NativeStep, by_tap
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.layers import native
 from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.layers.fast_model import join_packed, with_torch_layers
 from mini_engine.layers.packed_layers import PackedLinear
-from mini_engine.layers.torch_layers import Join, TorchDecoderLayer, TorchModel
+from mini_engine.layers.torch_layers import Join, TorchAttention, TorchDecoderLayer, TorchModel
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.decoder import Decoder, DecoderLayer
 from mini_engine.model.layers import SwiGLU
+
+
+def one_more(norm: ZeroCentredRMSNorm) -> Tensor:
+    """Return what a zero-centred norm multiplies by, in float32: in bfloat16 it would be rounded."""
+    return 1.0 + norm.weight.data.float()
 
 
 class FastZeroCentredNorm(nn.Module):
@@ -28,35 +33,33 @@ class FastZeroCentredNorm(nn.Module):
 
     def __init__(self, norm: ZeroCentredRMSNorm) -> None:
         super().__init__()
-        self.weight, self.scale, self.eps = norm.weight.data, 1.0 + norm.weight.data.float(), norm.eps
+        self.weight, self.scale, self.eps = norm.weight.data, one_more(norm), norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x.float(), self.scale.shape, self.scale, self.eps).to(x.dtype)
 
 
-class FastGatedAttention(nn.Module):
-    """Gated attention with three projections in one matrix, and without its last one, which is `out`.
-
-    Args:
-        norm: of the layer's input. matrix: makes one layer of several that share an input.
-    """
+class FastGatedAttention(TorchAttention):
+    """Gated attention without its last matrix, which is `out`. Arguments as for TorchAttention."""
 
     def __init__(self, attention: GatedAttention, norm: nn.Module, matrix: Join) -> None:
-        super().__init__()
-        self.index, self.head_dim, self.norm = attention.index, attention.head_dim, norm
-        self.q_norm, self.k_norm = FastZeroCentredNorm(attention.q_norm), FastZeroCentredNorm(attention.k_norm)
-        three = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self.sizes = [linear.out_features for linear in three]
-        self.project, self.out = matrix(*three), matrix(attention.o_proj)
+        attention.q_proj, gate = split_heads(attention.q_proj, attention.head_dim)
+        super().__init__(attention, norm, matrix, gate, scale=one_more)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridStore, meta: Any) -> Tensor:
-        """Write K and V of x `[T, hidden_size]`; return gated attention `[T, H_q * D]`."""
-        q, k, v = self.project(self.norm(x)).split(self.sizes, dim=-1)
-        q, gate = q.unflatten(1, (-1, 2 * self.head_dim)).chunk(2, dim=-1)
-        k, v = (part.unflatten(1, (-1, self.head_dim)) for part in (k, v))
-        q, k = partial_rope(self.q_norm(q), cos, sin), partial_rope(self.k_norm(k), cos, sin)
-        kv.set_kv(self.index, meta.slot_mapping, k, v)
-        return (kv.attend(self.index, q, meta) * gate.sigmoid()).flatten(1)
+
+def split_heads(linear: nn.Linear, dim: int) -> tuple[nn.Linear, nn.Linear]:
+    """Return two layers: one with the first `dim` outputs of each head, and one with the next `dim`.
+
+    The layer's own weight is released.
+    """
+    parts = [nn.Linear(linear.in_features, linear.out_features // 2, device="meta") for _ in range(2)]
+    for name in ("weight", "bias"):
+        stored = getattr(linear, name)
+        heads = None if stored is None else stored.data.unflatten(0, (-1, 2, dim))
+        for i, part in enumerate(parts):
+            setattr(part, name, None if heads is None else nn.Parameter(heads[:, i].flatten(0, 1)))
+    del linear.weight
+    return parts[0], parts[1]
 
 
 class FastDeltaNet(nn.Module):

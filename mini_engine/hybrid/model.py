@@ -69,12 +69,12 @@ class GatedAttention(nn.Module):
 
     def __init__(self, config: HybridConfig, index: int) -> None:
         super().__init__()
-        self.index = index
+        self.layer_idx = index
         self.head_dim = config.head_dim
         hidden, bias = config.hidden_size, config.attention_bias
         q_size = config.num_attention_heads * config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
-        self.q_proj = Linear(hidden, 2 * q_size, bias=bias)  # each head's query, then its gate
+        self.q_proj: nn.Linear = Linear(hidden, 2 * q_size, bias=bias)  # each head's query, then its gate
         self.k_proj = Linear(hidden, kv_size, bias=bias)
         self.v_proj = Linear(hidden, kv_size, bias=bias)
         self.o_proj: nn.Module = Linear(q_size, hidden, bias=bias)
@@ -87,8 +87,8 @@ class GatedAttention(nn.Module):
         q = partial_rope(self.q_norm(q), cos, sin)
         k = partial_rope(self.k_norm(self.k_proj(x).view(heads)), cos, sin)
         v = self.v_proj(x).view(heads)
-        kv.set_kv(self.index, meta.slot_mapping, k, v)
-        out = kv.attend(self.index, q, meta)
+        kv.set_kv(self.layer_idx, meta.slot_mapping, k, v)
+        out = kv.attend(self.layer_idx, q, meta)
         return self.o_proj((out * gate.sigmoid()).reshape(len(x), -1))
 
 

@@ -13,6 +13,7 @@ from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.native import Feed, Feeds, NativeStep
 from mini_engine.kv.block_tensor import ForwardMeta
 from mini_engine.kv.store_around import StoreAround
+from mini_engine.layers.direct_step import in_step
 
 
 class Run(NamedTuple):
@@ -71,10 +72,15 @@ class HybridKv(StoreAround):
         """Size of both pools in bytes, used or not."""
         return self.kv.bytes + self.states.mem_bytes
 
+    @property
+    def direct_step(self) -> Any:
+        """See `Store.direct_step`."""
+        return self.kv.direct_step
+
     def in_step(self, meta: HybridMeta) -> "HybridKv":
         """See `Store.in_step`."""
         feeds = self.feeds_of(meta) if self.native_step else None
-        return HybridKv(self.kv.in_step(meta), self.states, self.native_step, feeds)
+        return HybridKv(in_step(self.kv, meta), self.states, self.native_step, feeds)
 
     def feeds_of(self, meta: HybridMeta) -> Feeds:
         """Return a step's feeds as C++ takes them."""

@@ -8,6 +8,11 @@ class Store:
 
     direct = False
 
+    @property
+    def direct_step(self) -> Any:
+        """The `DirectStep` of a step whose attention C++ can write and read (lesson 9), or None."""
+        return None
+
     def in_step(self, meta: Any) -> Any:
         """Return the store for the layers of a step with this plan: what they share is made once. Here, itself."""
         return self

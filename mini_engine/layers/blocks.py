@@ -15,15 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mini_engine.base.native_build import Library, Signature
-from mini_engine.layers.native import Matrix
-from mini_engine.layers.native import Memory as Place
+from mini_engine.layers.native import Matrix, Place, Pool
 from mini_engine.layers.packed_layers import PackedLinear
 from mini_engine.layers.packed_step import alloc_padded, memory
 
 HERE = Path(__file__).parent
 SOURCES = (
-    *(HERE / name for name in ("blocks.cpp", "blocks.h", "fused.h", "linear.h")),
-    HERE.parent / "attention" / "vectors.h",
+    *(HERE / name for name in ("blocks.cpp", "blocks.h", "fused.h", "linear.h", "pool.h")),
+    *(HERE.parent / "attention" / name for name in ("paged_cpu.h", "vectors.h")),
 )
 
 
@@ -41,10 +40,22 @@ class Entry(ctypes.Structure):
         *((name, Place) for name in ("x", "normed", "out")),
         *(("norm", Norm), ("matrix", Matrix)),
         *((name, c_int64) for name in ("heads", "dim")),
-        ("head_norm", Norm),
+        *(("head_norm", Norm), ("turned", c_int64)),
         *((name, c_void_p) for name in ("cos", "sin")),
         ("has_floats", c_int64),
     )
+
+
+class Heads(ctypes.Structure):
+    """The heads of queries, those of keys, and their size."""
+
+    _fields_ = tuple((name, c_int64) for name in ("heads", "kv_heads", "dim"))
+
+
+class Mixer(ctypes.Structure):
+    """What the outputs of an entry are, if they are attention's."""
+
+    _fields_ = (("heads", Heads), *((name, c_int64) for name in ("gates", "layer")))
 
 
 class Half(ctypes.Structure):
@@ -69,6 +80,8 @@ class FeedForward(ctypes.Structure):
 
 FUNCTIONS = {
     "enter": Signature((POINTER(Entry), c_int), None),
+    "mix": Signature((POINTER(Entry), POINTER(Mixer), POINTER(Pool), POINTER(Place), c_int), None),
+    "bad_table": Signature((POINTER(Pool), c_int)),
     "add": Signature((POINTER(Half), c_int), None),
     "finish": Signature((POINTER(Half), POINTER(FeedForward), POINTER(Half), c_int), None),
 }
@@ -112,16 +125,29 @@ class PackedEntry(nn.Module):
             self.struct.head_norm = Norm(self.head_scale.data_ptr(), head_eps)
 
     def forward(self, x: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> Tensor:
-        """Map x `[T, in_features]` to `[T, out_features]`. cos, sin: `[T, D]`, of x's dtype or float32."""
+        """Map x `[T, in_features]` to `[T, out_features]`.
+
+        Args:
+            cos, sin: `[T, R]`, contiguous, of x's dtype or float32; the first R dimensions of a head are rotated.
+        """
         check_rows(x, self.linear)
-        struct, out = self.struct, x.new_empty(len(x), self.linear.packed.out_features)
-        normed = alloc_padded(x, x.shape[1])
-        struct.rows, struct.x, struct.normed, struct.out = len(x), memory(x), memory(normed), memory(out)
+        out, normed = x.new_empty(len(x), self.linear.packed.out_features), alloc_padded(x, x.shape[1])
         if cos is not None and sin is not None:
-            cos, sin = cos.contiguous(), sin.contiguous()
-            struct.cos, struct.sin, struct.has_floats = cos.data_ptr(), sin.data_ptr(), cos.dtype == torch.float32
-        self.function(struct, torch.get_num_threads())
+            self.turn_by(cos, sin)
+        self.describe(x, memory(normed), memory(out))
+        self.function(self.struct, torch.get_num_threads())
         return out
+
+    def describe(self, x: Tensor, normed: Place, out: Place) -> None:
+        """Point to this step's activations."""
+        struct = self.struct
+        struct.rows, struct.x, struct.normed, struct.out = len(x), memory(x), normed, out
+
+    def turn_by(self, cos: Tensor, sin: Tensor) -> None:
+        """Point to this step's angles."""
+        struct = self.struct
+        struct.cos, struct.sin, struct.turned = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
+        struct.has_floats = cos.dtype == torch.float32
 
 
 class PackedFinish(nn.Module):

@@ -27,21 +27,22 @@ static void rms_norm(const Rows<T>& x, const W* weight, float eps, const Rows<T>
     }
 }
 
-// Norm and RoPE of one query or key head, in place: pairs (i, i + D/2) are rotated by the token's angles. Without a
-// weight there is no norm.
+// Norm and RoPE of one query or key head, in place. Of the first `turned` dimensions, pairs (i, i + turned/2) are rotated
+// by the token's angles; the others are only normed. Without a weight there is no norm.
 template <typename T, typename W, typename A>
-static void norm_and_rope(T* head, const W* weight, const A* cos, const A* sin, int64_t dim, float eps) {
+static void norm_and_rope(T* head, const W* weight, const A* cos, const A* sin, int64_t dim, int64_t turned, float eps) {
     const float factor = weight ? inverse_rms(head, dim, eps) : 1;
-    for (int64_t i = 0, j = dim / 2; i < dim / 2; i += LANES, j += LANES) {
-        const int64_t left = dim / 2 - i;
-        vec a = load_some(head + i, left), b = load_some(head + j, left);
-        if (weight) {
-            a = a * factor * load_some(weight + i, left);
-            b = b * factor * load_some(weight + j, left);
-        }
+    const auto normed = [&](int64_t i, int64_t left) {
+        const vec x = load_some(head + i, left);
+        return weight ? x * factor * load_some(weight + i, left) : x;
+    };
+    for (int64_t i = 0, j = turned / 2; i < turned / 2; i += LANES, j += LANES) {
+        const int64_t left = turned / 2 - i;
+        const vec a = normed(i, left), b = normed(j, left);
         store_some(head + i, a * load_some(cos + i, left) - b * load_some(sin + i, left), left);
         store_some(head + j, b * load_some(cos + j, left) + a * load_some(sin + j, left), left);
     }
+    for (int64_t i = turned; i < dim; i += LANES) store_some(head + i, normed(i, dim - i), dim - i);
 }
 
 INLINE vec times_logistic(vec x, vec y) {  // x / (1 + e^-y); exp2 takes only arguments up to 0

@@ -4,12 +4,10 @@
 //   attention          the pool's kernel
 //   after_attention    o and the residual, norm, gate and up, SiLU, down and the residual
 //
-// How K and V are stored is the pool's business: it brings two functions, one that writes a slot and one that attends.
-//
 // The interface is plain C, as in lesson 3: pointers and sizes, no types of Python or torch.
 
-#include "../attention/paged_cpu.h"
 #include "fused.h"
+#include "pool.h"
 
 #include <chrono>
 
@@ -23,10 +21,6 @@ struct Layer {
     Matrix q, k, v, o, gate, up, down;
     const void *input_norm, *post_norm, *q_norm, *k_norm;
 };
-struct Memory {  // rows that start `stride` elements apart
-    void* data;
-    int64_t stride;
-};
 struct Exchange {  // of a process that has a part of every matrix: completes sums over all of them
     int (*add_up)(void* meeting, void* x, int64_t count);  // in place; nullptr if this process has all of each matrix
     void* meeting;
@@ -34,26 +28,12 @@ struct Exchange {  // of a process that has a part of every matrix: completes su
 };
 struct Step {  // one step's activations
     int64_t tokens;
-    Memory x, normed, qkv, attended, activated;  // [tokens, ...]: hidden, hidden, q + k + v, q, intermediate
+    Place x, normed, qkv, attended, activated;   // [tokens, ...]: hidden, hidden, q + k + v, q, intermediate
     const void *cos, *sin;                       // [tokens, dim]
     const int64_t* sampled;                      // rows that the last layer still needs after K and V, ascending
     int64_t samples;
     double* seconds;  // [threads, NUM_TIMES]: each part's, and when a thread's last one ended; or nullptr
     Exchange* exchange;
-};
-struct Cache {  // what one layer writes and reads
-    void *k, *v;
-    const int64_t* slots;  // [tokens], where K and V are written
-    const int32_t* table;  // [num_seqs, max_blocks], what attention reads
-    int64_t max_blocks, window;
-};
-struct Pool {
-    WriteSlot* write;
-    PagedAttention* attention;
-    const Cache* caches;  // one for each layer
-    const int32_t *starts, *sampled_starts, *kv_lens;
-    int64_t num_seqs, num_blocks, block_size;
-    float scale;
 };
 }
 
@@ -75,7 +55,8 @@ struct Decoder {
     void done(Part part) const { record_time(step.seconds ? step.seconds + thread_number() * NUM_TIMES : nullptr, part); }
     void wait() const { barrier(), done(WAITING); }
 
-    Rows<T> rows(const Memory& m, int64_t width) const { return {(T*)m.data, step.tokens, width, m.stride}; }
+    Heads heads() const { return {s.heads, s.kv_heads, s.dim}; }
+    Rows<T> rows(const Place& m, int64_t width) const { return {(T*)m.data, step.tokens, width, m.stride}; }
     Rows<T> x() const { return rows(step.x, s.hidden); }
     Rows<T> normed() const { return rows(step.normed, s.hidden); }
     Rows<T> activated() const { return rows(step.activated, s.intermediate); }
@@ -83,7 +64,7 @@ struct Decoder {
     Rows<T> qkv() const { return rows(step.qkv, (s.heads + 2 * s.kv_heads) * s.dim); }
 
     // Without a cache, K and V stay where they are, in the rows of qkv.
-    void before_attention(const Layer& layer, const Cache* cache, WriteSlot* write) const {
+    void before_attention(const Layer& layer, const Pool* pool, const Cache* cache) const {
         rms_norm(x(), (const T*)layer.input_norm, s.eps, normed());
         done(NORMS), wait();
         Rows<T> out = qkv();
@@ -93,21 +74,19 @@ struct Decoder {
         }
         done(MATRICES), wait();
 #pragma omp for schedule(static)
-        for (int64_t t = 0; t < step.tokens; t++) finish_heads(layer, t, cache, write);
+        for (int64_t t = 0; t < step.tokens; t++) finish_heads(layer, t, pool, cache);
     }
 
-    void finish_heads(const Layer& layer, int64_t token, const Cache* cache, WriteSlot* write) const {
+    void finish_heads(const Layer& layer, int64_t token, const Pool* pool, const Cache* cache) const {
         T* head = qkv().at(token);
         const T *cos = (const T*)step.cos + token * s.dim, *sin = (const T*)step.sin + token * s.dim;
         for (int64_t h = 0; h < s.heads + s.kv_heads; h++) {
             const void* weight = h < s.heads ? layer.q_norm : layer.k_norm;
-            norm_and_rope(head + h * s.dim, (const T*)weight, cos, sin, s.dim, s.eps);
+            norm_and_rope(head + h * s.dim, (const T*)weight, cos, sin, s.dim, s.dim, s.eps);
         }
         done(HEADS);
         if (!cache) return;
-        const T *k = head + s.heads * s.dim, *v = k + s.kv_heads * s.dim;
-        write(k, s.kv_heads, s.dim, cache->k, cache->slots[token]);
-        write(v, s.kv_heads, s.dim, cache->v, cache->slots[token]);
+        write_token(*pool, *cache, heads(), token, head + s.heads * s.dim);
         done(WRITES);
     }
 
@@ -133,49 +112,29 @@ struct Decoder {
 };
 
 template <typename T>
-static void keep_rows(const Memory& m, int64_t width, const int64_t* rows, int64_t count) {
+static void keep_rows(const Place& m, int64_t width, const int64_t* rows, int64_t count) {
     T* data = (T*)m.data;
     for (int64_t i = 0; i < count; i++)
         if (rows[i] != i) std::copy_n(data + rows[i] * m.stride, width, data + i * m.stride);
 }
 
-static AttentionSizes sizes_of(const Shape& s, const Step& step, const Pool& pool, const Cache& cache) {
-    return {pool.num_seqs,    step.tokens,     s.heads,          s.kv_heads,      s.dim,
-            pool.num_blocks,  pool.block_size, cache.max_blocks, step.qkv.stride, step.attended.stride,
-            cache.window};
-}
-
-// The first layer whose table names a block that does not exist, times num_seqs, plus the sequence; or -1.
-static int bad_table(const Shape& s, const Step& step, const Pool& pool, int count) {
-    for (int i = 0; i < count; i++) {
-        const Cache &cache = pool.caches[i], *before = pool.caches, *end = before + i;
-        const auto same = [&](const Cache& c) { return c.table == cache.table && c.window == cache.window; };
-        if (std::any_of(before, end, same)) continue;
-        const int seq = bad_seq(pool.starts, pool.kv_lens, cache.table, sizes_of(s, step, pool, cache));
-        if (seq >= 0) return i * pool.num_seqs + seq;
-    }
-    return -1;
-}
-
 // The result of a row that is not sampled is never read, so of such rows the last layer computes only K and V.
 template <typename T>
 static int run_layers(const Shape& s, const Layer* layers, int count, const Step& all, Pool pool, int threads) {
-    if (const int bad = bad_table(s, all, pool, count); bad >= 0) return bad;  // nothing has been written
+    if (const int bad = bad_table(pool, count); bad >= 0) return bad;  // nothing has been written
     Step step = all;
     const Decoder<T> decoder{s, step};
     lap_of_all(step.seconds, LAST, threads);  // begins
     for (int i = 0; i < count; i++) {
         const Cache& cache = pool.caches[i];
 #pragma omp parallel num_threads(threads)
-        decoder.before_attention(layers[i], &cache, pool.write);
+        decoder.before_attention(layers[i], &pool, &cache);
         if (i + 1 == count) {
             keep_rows<T>(step.x, s.hidden, step.sampled, step.samples);
             keep_rows<T>(step.qkv, s.heads * s.dim, step.sampled, step.samples);
             step.tokens = step.samples, pool.starts = pool.sampled_starts;
         }
-        const AttentionSizes sizes = sizes_of(s, step, pool, cache);
-        pool.attention(step.qkv.data, cache.k, cache.v, step.attended.data, pool.starts, pool.kv_lens, cache.table,
-                       &sizes, pool.scale, threads);
+        attend(pool, cache, decoder.heads(), step.tokens, step.qkv, step.attended, threads);
         lap_of_all(step.seconds, ATTENTION, threads);
 #pragma omp parallel num_threads(threads)
         decoder.after_attention(layers[i]);

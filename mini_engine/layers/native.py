@@ -16,7 +16,7 @@ from mini_engine.layers.exchange import Exchange
 
 HERE = Path(__file__).parent
 SOURCES = (
-    *(HERE / name for name in ("layers.cpp", "fused.h", "linear.h")),
+    *(HERE / name for name in ("layers.cpp", "fused.h", "linear.h", "pool.h")),
     *(HERE.parent / "attention" / name for name in ("paged_cpu.h", "vectors.h")),
 )
 PARTS = ("norms", "matrices", "heads", "cache writes", "attention", "waiting")
@@ -44,7 +44,7 @@ class Layer(ctypes.Structure):
     )
 
 
-class Memory(ctypes.Structure):
+class Place(ctypes.Structure):
     """Rows that start `stride` elements apart."""
 
     _fields_ = (("data", c_void_p), ("stride", c_int64))
@@ -68,7 +68,7 @@ class Step(ctypes.Structure):
 
     _fields_ = (
         ("tokens", c_int64),
-        *((name, Memory) for name in ("x", "normed", "qkv", "attended", "activated")),
+        *((name, Place) for name in ("x", "normed", "qkv", "attended", "activated")),
         *((name, c_void_p) for name in ("cos", "sin", "sampled")),
         ("samples", c_int64),
         ("seconds", c_void_p),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mini_engine.attention.contract import Batch, Kernel
+from mini_engine.attention.contract import Kernel
 from mini_engine.kv.block_tensor import ForwardMeta
 from mini_engine.kv.direct import LayerCache
 from mini_engine.layers import native
@@ -21,9 +21,10 @@ from mini_engine.layers.packed_step import (
     Activations,
     Tables,
     alloc_padded,
-    check_slots,
+    check_caches,
     contiguous,
     pool_struct,
+    refuse_table,
     starts_of,
 )
 from mini_engine.model.causal_lm import CausalLM
@@ -201,7 +202,7 @@ class PackedModel(nn.Module):
         """
         starts, kv_lens = meta.cu_seqlens_q.contiguous(), meta.seq_lens_kv.contiguous()
         assert kernel.native is not None
-        self.check_caches(step, caches, kernel, starts, kv_lens)
+        self.check_caches(step, caches, kernel, Tables(starts, starts, kv_lens))
         caches = contiguous(caches)
         sampled_starts = None if len(rows) == len(step.x) else starts_of(rows, starts)
         step.keep(torch.arange(len(step.x)) if sampled_starts is None else rows)
@@ -212,35 +213,18 @@ class PackedModel(nn.Module):
             raise ValueError(f"{threads} threads; `timed` has room for {len(self.seconds)}")
         step.struct.seconds = self.seconds.data_ptr() if len(self.seconds) else None
         bad = self.functions.run_layers(self.shape, self.structs, len(self.structs), step.struct, pool, threads)
-        if bad >= 0:
-            layer, row = divmod(bad, len(kv_lens))
-            most = pool.num_blocks - 1
-            raise ValueError(f"layer {layer}: block_table row {row} names a block outside the cache's 0 … {most}")
+        refuse_table(bad, pool)
         if self.exchange_struct.failed:
             self.exchange.check(self.exchange_struct.failed)
         return step.x[rows] if sampled_starts is None else step.x[: len(rows)]
 
-    def check_caches(
-        self, step: Activations, caches: Sequence[LayerCache], kernel: Kernel, starts: Tensor, kv_lens: Tensor
-    ) -> None:
-        """Raise ValueError unless the caches fit this model, this step and the kernel.
-
-        Of layers that share slots and table, only the first is checked: all of a store's tensors have one shape.
-        """
-        first = caches[0].k if caches else torch.empty(0, 0, 0)
-        if len(caches) != len(self.structs) or first.shape[2] != self.shape.kv_heads:
+    def check_caches(self, step: Activations, caches: Sequence[LayerCache], kernel: Kernel, tables: Tables) -> None:
+        """Raise ValueError unless the caches fit this model, this step and the kernel."""
+        num_heads = caches[0].k.shape[2] if caches else 0
+        if len(caches) != len(self.structs) or num_heads != self.shape.kv_heads:
             raise ValueError(
-                f"the store has {len(caches)} layers of {first.shape[2]} heads; "
+                f"the store has {len(caches)} layers of {num_heads} heads; "
                 f"this model needs {len(self.structs)} of {self.shape.kv_heads}"
             )
         q = step.qkv.view(len(step.x), -1, self.shape.dim)[:, : self.shape.heads]
-        known = set()
-        for layer, cache in enumerate(caches):
-            if (tables := (id(cache.slots), id(cache.block_table))) in known:
-                continue
-            known.add(tables)
-            try:
-                kernel.check(q, cache.k, cache.v, Batch(starts, kv_lens, cache.block_table))
-                check_slots(cache, first, len(step.x))
-            except ValueError as error:
-                raise ValueError(f"layer {layer}: {error}") from None
+        check_caches(q, caches, kernel, tables)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mini_engine.attention.contract import Native
+from mini_engine.attention.contract import Batch, Kernel, Native
 from mini_engine.kv.direct import LayerCache
 from mini_engine.layers import native
 
@@ -58,9 +58,9 @@ class Activations:
         self.struct.sampled, self.struct.samples = self.sampled.data_ptr(), len(rows)
 
 
-def memory(rows: Tensor) -> native.Memory:
+def memory(rows: Tensor) -> native.Place:
     """Return the struct that describes `rows`, `[T, width]`, to C++."""
-    return native.Memory(data=rows.data_ptr(), stride=rows.stride(0))
+    return native.Place(data=rows.data_ptr(), stride=rows.stride(0))
 
 
 def starts_of(rows: Tensor, cu_seqlens_q: Tensor) -> Tensor | None:
@@ -90,6 +90,23 @@ def contiguous(caches: Sequence[LayerCache]) -> Sequence[LayerCache]:
     return [c._replace(slots=c.slots.contiguous(), block_table=c.block_table.contiguous()) for c in caches]
 
 
+def check_caches(q: Tensor, caches: Sequence[LayerCache], kernel: Kernel, tables: Tables) -> None:
+    """Raise ValueError unless the caches fit queries like q `[T, H_q, D]`, the step's tables and the kernel.
+
+    Of layers that share slots and table, only the first is checked: all of a store's tensors have one shape.
+    """
+    known = set()
+    for layer, cache in enumerate(caches):
+        if (shared := (id(cache.slots), id(cache.block_table))) in known:
+            continue
+        known.add(shared)
+        try:
+            kernel.check(q, cache.k, cache.v, Batch(tables.starts, tables.kv_lens, cache.block_table))
+            check_slots(cache, caches[0].k, len(q))
+        except ValueError as error:
+            raise ValueError(f"layer {layer}: {error}") from None
+
+
 def check_slots(cache: LayerCache, first: Tensor, num_tokens: int) -> None:
     """Raise ValueError unless each token has a slot of this cache, which has the shape of the `first` layer's."""
     if cache.k.shape != first.shape:
@@ -101,6 +118,14 @@ def check_slots(cache: LayerCache, first: Tensor, num_tokens: int) -> None:
         lowest, highest = (int(slot) for slot in slots.aminmax())
         if lowest < 0 or highest >= num_slots:
             raise ValueError(f"slots {lowest} … {highest} are not all in 0 … {num_slots - 1}")
+
+
+def refuse_table(bad: int, pool: native.Pool) -> None:
+    """Raise ValueError if `bad_table` of `pool.h` has found a table that names no block; it returns -1 otherwise."""
+    if bad >= 0:
+        layer, row = divmod(bad, pool.num_seqs)
+        most = pool.num_blocks - 1
+        raise ValueError(f"layer {layer}: block_table row {row} names a block outside the cache's 0 … {most}")
 
 
 def pool_struct(functions: Native, caches: Sequence[LayerCache], tables: Tables, scale: float) -> native.Pool:

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mini_engine.attention.folded import multiplies_bfloat16
-from mini_engine.layers.blocks import PackedEntry
+from mini_engine.layers.direct_step import in_step
 from mini_engine.layers.exchange import WHOLE, Exchange
+from mini_engine.layers.packed_attention import PackedAttention
 from mini_engine.layers.packed_layers import PackedLinear
 from mini_engine.model.decoder import Decoder, DecoderLayer, scaled
 from mini_engine.model.layers import RMSNorm, SwiGLU
-from mini_engine.model.qwen3 import KvStore, Qwen3Attention
 from mini_engine.model.rope import apply_rope
 
 FEWEST_ROWS = 4  # with fewer, oneDNN is slower, and a single row gets other bits than the same row in a batch
@@ -79,41 +79,62 @@ class TorchAttention(nn.Module):
 
     Args:
         norm: of the layer's input. matrix: makes each of the matrices, one of several that share an input.
+        gate: yields one or `head_dim` gates of each query head, whose logistic multiplies the result; None: no gates.
+        scale: returns what a norm of heads multiplies by, `[D]`.
     """
 
-    def __init__(self, attention: Qwen3Attention, norm: nn.Module, matrix: Join) -> None:
+    def __init__(
+        self,
+        attention: Any,
+        norm: nn.Module,
+        matrix: Join,
+        gate: nn.Linear | None = None,
+        scale: Callable[[Any], Tensor] = lambda norm: norm.weight.data,
+    ) -> None:
         super().__init__()
         self.layer_idx, self.norm, self.head_dim = attention.layer_idx, norm, attention.head_dim
         heads = [linear.out_features // attention.head_dim for linear in (attention.q_proj, attention.k_proj)]
-        self.heads = tuple(heads)
-        self.qkv, self.out = matrix(attention.q_proj, attention.k_proj, attention.v_proj), matrix(attention.o_proj)
+        self.heads = (heads[0], heads[1])
+        self.gates = 0 if gate is None else gate.out_features // heads[0]
+        linears = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self.qkv, self.out = matrix(*linears, *([] if gate is None else [gate])), matrix(attention.o_proj)
         norms = (attention.q_norm, attention.k_norm)
         self.head_norm, self.eps = None, 0.0  # or weights [H_q + H_kv, D]
         if not isinstance(attention.q_norm, nn.Identity):
             self.eps = attention.q_norm.eps
-            self.head_norm = torch.cat([x.weight.data.expand(n, -1) for x, n in zip(norms, heads, strict=True)])
+            self.head_norm = torch.cat([scale(x).expand(n, -1) for x, n in zip(norms, heads, strict=True)])
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
-        """Write K and V of x `[T, hidden_size]`; return attention `[T, H_q * D]`."""
-        qkv = in_pieces(self.project, x, cos, sin) if self.entry is None else self.entry(x, cos, sin)
-        q, k, v = qkv.view(len(x), -1, self.head_dim).split((*self.heads, self.heads[1]), dim=1)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: Any, meta: Any) -> Tensor:
+        """Write K and V of x `[T, hidden_size]`; return attention `[T, H_q * D]`, which the next layer overwrites."""
+        if self.entry is not None and kv.direct_step is not None:
+            return self.entry.attend(x, cos, sin, kv.direct_step)
+        outputs = in_pieces(self.project, x, cos, sin) if self.entry is None else self.entry(x, cos, sin)
+        end = (self.heads[0] + 2 * self.heads[1]) * self.head_dim
+        q, k, v = outputs[:, :end].view(len(x), -1, self.head_dim).split((*self.heads, self.heads[1]), dim=1)
         kv.set_kv(self.layer_idx, meta.slot_mapping, k, v)
-        return kv.attend(self.layer_idx, q, meta).flatten(1)
+        out = kv.attend(self.layer_idx, q, meta)
+        if self.gates:
+            out = out * outputs[:, end:].view(len(x), -1, self.gates).sigmoid()
+        return out.flatten(1)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return q, k and v of these rows side by side, `[T, (H_q + 2 * H_kv) * D]`: q and k normed and rotated."""
-        qkv = self.qkv(self.norm(x)).unflatten(1, (-1, self.head_dim))
-        qk = qkv[:, : sum(self.heads)]
-        normed = qk if self.head_norm is None else F.rms_norm(qk, qk.shape[2:], eps=self.eps) * self.head_norm
-        qk.copy_(apply_rope(normed, cos, sin))
-        return qkv.flatten(1)
+        """Return q, k, v and gates of these rows side by side, `[T, …]`: q and k normed and rotated."""
+        outputs, turned = self.qkv(self.norm(x)), cos.shape[1]
+        qk = normed = outputs[:, : sum(self.heads) * self.head_dim].unflatten(1, (-1, self.head_dim))
+        if self.head_norm is not None:
+            normed = F.rms_norm(qk.to(self.head_norm.dtype), qk.shape[2:], eps=self.eps) * self.head_norm
+        qk[..., :turned].copy_(apply_rope(normed[..., :turned], cos, sin))
+        if turned < self.head_dim:
+            qk[..., turned:].copy_(normed[..., turned:])
+        return outputs
 
     @functools.cached_property
-    def entry(self) -> nn.Module | None:
-        """`project` in one call over a packed matrix; None: the matrix is another."""
+    def entry(self) -> PackedAttention | None:
+        """All but the last matrix in one call, or `project` in one; None: the matrix is not packed."""
         if not isinstance(self.qkv, PackedLinear):
             return None
-        return PackedEntry(self.norm, self.qkv, sum(self.heads), self.head_dim, self.head_norm, self.eps)
+        sizes = (self.layer_idx, self.heads, self.head_dim, self.gates)
+        return PackedAttention(self.norm, self.qkv, *sizes, self.head_norm, self.eps)
 
 
 class TorchFeedForward(nn.Module):
@@ -193,7 +214,7 @@ class TorchModel(nn.Module):
         """Return the normed hidden states `[R, hidden_size]` of `rows`, or of all tokens."""
         x = scaled(self.embed_tokens(token_ids), self.scale)
         cos, sin = self.rope(meta.positions, x.dtype)
-        kv = kv.in_step(meta)
+        kv = in_step(kv, meta)
         *layers, last = self.layers
         for layer in layers:
             x = layer(x, cos, sin, kv, meta)

@@ -6,13 +6,17 @@ from mini_engine.base.errors import UserError
 from tests.families.engines import (
     UNCACHED,
     answered,
+    ask,
     check_nothing_is_lost,
+    drain,
     engine_of,
     limits_of,
+    pools_of,
     prompts_of,
     whole,
 )
 from tests.families.rows import each_exact, each_family, each_shape, nightly
+from tests.shared.compiled import needs_compiler
 
 
 @each_family
@@ -65,3 +69,16 @@ def test_every_kernel_under_all_layers(model, backend, kernel):
         found = answered(engine, model, when)
     assert found == whole(prompts_of(model))
     check_nothing_is_lost(engine)
+
+
+@needs_compiler
+@each_family
+def test_packed_layers_write_to_a_direct_store_themselves(model, monkeypatch):
+    engine = engine_of(model, backend="packed", kernel="auto")
+    pool, _ = pools_of(engine)
+    if not pool.kernel.native:
+        pytest.skip("NOT CHECKED: the kernel is not C++, or reads latents")
+    monkeypatch.setattr(pool, "set_kv", None)
+    requests = ask(engine, prompts_of(model))
+    drain(engine)
+    assert not any(request.error for request in requests)

@@ -16,10 +16,10 @@ STRUCTS = {
     native.Matrix: "layers/linear.h",
     native.Shape: "layers/layers.cpp",
     native.Layer: "layers/layers.cpp",
-    native.Memory: "layers/layers.cpp",
+    native.Place: "layers/pool.h",
     native.Step: "layers/layers.cpp",
-    native.Cache: "layers/layers.cpp",
-    native.Pool: "layers/layers.cpp",
+    native.Cache: "layers/pool.h",
+    native.Pool: "layers/pool.h",
 }
 NUMBERS = {"int64_t": ctypes.c_int64, "float": ctypes.c_float}
 
