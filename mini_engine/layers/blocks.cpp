@@ -6,9 +6,6 @@
     extern "C" void enter_##NAME(const Entry* entry, int threads) {                                                  \
         _Pragma("omp parallel num_threads(threads)") Block<T>::enter(*entry);                                        \
     }                                                                                                                \
-    extern "C" void add_##NAME(const Half* half, int threads) {                                                      \
-        _Pragma("omp parallel num_threads(threads)") Block<T>::add(*half);                                           \
-    }                                                                                                                \
     extern "C" void finish_##NAME(const Half* mixer, const FeedForward* block, const Half* last, int threads) {      \
         _Pragma("omp parallel num_threads(threads)") Block<T>::finish(*mixer, *block, *last);                        \
     }
