@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from mini_engine.experts.experts import Experts, in_turn, weighted_sum
 from mini_engine.experts.feed_forward import SparseFeedForward
 from mini_engine.experts.packed import PackedExperts
+from mini_engine.experts.sparse import Pack, PackedSparse
 from mini_engine.layers import native
 from mini_engine.layers.block_layer import dense_finish
-from mini_engine.layers.blocks import PackedResidual
 from mini_engine.layers.packed_layers import PackedLinear
 from mini_engine.layers.torch_layers import Join, TorchDecoderLayer, TorchFeedForward, TorchLinear
 
@@ -69,41 +69,14 @@ class SparseDecoderLayer(TorchDecoderLayer):
         return self.finish(*self.mixed(x, cos, sin, kv, meta, rows))
 
 
-class PackedSparse(nn.Module):
-    """A feed-forward block with experts over packed matrices, and the norm in front of it.
+def sparse_finish(layer: Any, mixer: Any, norm: nn.Module, matrix: Join, linear: Pack) -> nn.Module:
+    """Return what follows the mixer of a loaded layer, with experts or without.
 
     Args:
-        experts: packs experts, and the one for all tokens.
+        mixer, norm, matrix: as for `dense_finish`. linear: packs a matrix.
     """
-
-    def __init__(self, mlp: SparseFeedForward, norm: nn.Module, experts: Make) -> None:
-        super().__init__()
-        self.norm, self.router, self.shared_gate = norm, mlp.gate, mlp.shared_expert_gate
-        self.experts = experts(mlp.experts, shared=mlp.shared_expert)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add the block's output to x `[T, hidden_size]`, in place."""
-        normed = self.norm(x)
-        shares = None if self.shared_gate is None else self.shared_gate(normed).sigmoid().float()
-        return self.experts.add_to(x, normed, *self.router(normed), shares)
-
-
-class SparseFinish(nn.Module):
-    """What follows a mixer over packed matrices: its last matrix and a feed-forward block with experts."""
-
-    def __init__(self, out: PackedLinear, sparse: PackedSparse) -> None:
-        super().__init__()
-        self.residual, self.sparse = PackedResidual(out), sparse
-
-    def forward(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Add both results to x `[T, hidden_size]`, in place. mixed: `[T, …]`, the mixer's."""
-        return self.sparse(self.residual(x, mixed))
-
-
-def sparse_finish(layer: Any, mixer: Any, norm: nn.Module, matrix: Join, experts: Make) -> nn.Module:
-    """Return what follows the mixer of a loaded layer, with experts or without; arguments as for `dense_finish`."""
     if isinstance(layer.mlp, SparseFeedForward):
-        return SparseFinish(mixer.out, PackedSparse(layer.mlp, norm, experts))
+        return PackedSparse(layer.mlp, norm, linear, mixer.out)
     return dense_finish(layer, mixer, norm, matrix)
 
 
@@ -114,5 +87,6 @@ def experts_maker(functions: native.Functions | None) -> Make:
 
 def sparse_layers(functions: native.Functions | None) -> tuple[Callable[..., Any], Callable[..., nn.Module]]:
     """Return what `with_torch_layers` takes for a model with experts: `layer` and `finish`."""
-    experts = experts_maker(functions)
-    return partial(SparseDecoderLayer, experts=experts), partial(sparse_finish, experts=experts)
+    packed: Any = functions  # without functions, nothing is finished by a packed layer
+    layer = partial(SparseDecoderLayer, experts=experts_maker(functions))
+    return layer, partial(sparse_finish, linear=partial(PackedLinear, packed))

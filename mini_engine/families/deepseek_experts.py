@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mini_engine.base.errors import UserError
 from mini_engine.checkpoint.config_schema import FLAG, POSITIVE, WIDTH, check, check_multiple, validator
 from mini_engine.experts.config import COUNT
+from mini_engine.experts.router import Rules
 
 SIZES = dict(n_routed_experts=COUNT, n_shared_experts=COUNT, moe_intermediate_size=WIDTH, n_group=COUNT)
 SIZES |= dict(topk_group=COUNT, routed_scaling_factor=POSITIVE, moe_layer_freq=s.int_schema(ge=1, le=1))
@@ -23,6 +24,7 @@ SCHEMAS = {
     "deepseek_v2": validator(dict(num_experts_per_tok=COUNT), SIZES | V2),
     "deepseek_v3": validator({}, SIZES | V3 | dict(num_experts_per_tok=COUNT)),
 }
+EPSILON = 1e-20  # added to the sum by which weights are divided
 DEFAULTS: dict[str, dict[str, Any]] = {  # transformers' values for settings that the file lacks
     "deepseek_v2": dict(n_routed_experts=64, n_shared_experts=2, moe_intermediate_size=1407, routed_scaling_factor=1.0)
     | dict(scoring_func=SOFTMAX, norm_topk_prob=False, n_group=1, topk_group=1),
@@ -73,6 +75,21 @@ class GroupRouter(nn.Module):
             self.judges = 2
             self.e_score_correction_bias = nn.Parameter(torch.empty(config.routed_experts))
 
+    @property
+    def rules(self) -> Rules:
+        """How it chooses, in numbers."""
+        return Rules(
+            self.config.num_experts_per_tok,
+            has_sigmoids=self.config.scoring_func == SIGMOID,
+            bias=self.e_score_correction_bias,
+            normalizes=self.config.norm_topk_prob,
+            epsilon=EPSILON,
+            scale=self.config.routed_scaling_factor,
+            groups=self.config.n_group,
+            kept=self.config.topk_group,
+            judges=self.judges,
+        )
+
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         logits = F.linear(x.float(), self.weight.float())
         if self.e_score_correction_bias is None:
@@ -83,7 +100,7 @@ class GroupRouter(nn.Module):
         experts = self.in_best_groups(wanted).topk(self.config.num_experts_per_tok).indices
         weights = scores.gather(1, experts)
         if self.config.norm_topk_prob:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+            weights = weights / (weights.sum(-1, keepdim=True) + EPSILON)
         return experts, weights * self.config.routed_scaling_factor
 
     def in_best_groups(self, wanted: Tensor) -> Tensor:

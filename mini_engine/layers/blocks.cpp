@@ -12,9 +12,6 @@ extern "C" int bad_table(const Pool* pool, int layers) { return bad_table(*pool,
                                int threads) {                                                                        \
         Block<T>::mix(*entry, *mixer, *pool, *result, threads);                                                      \
     }                                                                                                                \
-    extern "C" void add_##NAME(const Half* half, int threads) {                                                      \
-        _Pragma("omp parallel num_threads(threads)") Block<T>::add(*half);                                           \
-    }                                                                                                                \
     extern "C" void finish_##NAME(const Half* mixer, const FeedForward* block, const Half* last, int threads) {      \
         _Pragma("omp parallel num_threads(threads)") Block<T>::finish(*mixer, *block, *last);                        \
     }

@@ -82,7 +82,6 @@ FUNCTIONS = {
     "enter": Signature((POINTER(Entry), c_int), None),
     "mix": Signature((POINTER(Entry), POINTER(Mixer), POINTER(Pool), POINTER(Place), c_int), None),
     "bad_table": Signature((POINTER(Pool), c_int)),
-    "add": Signature((POINTER(Half), c_int), None),
     "finish": Signature((POINTER(Half), POINTER(FeedForward), POINTER(Half), c_int), None),
 }
 LIBRARY = Library(SOURCES, FUNCTIONS, "the packed backend", "the torch backend takes any dtype")
@@ -186,22 +185,6 @@ class PackedFinish(nn.Module):
             describe(half, x, rows, delta)
         self.block.normed = memory(normed)
         self.function(self.halves[0], self.block, self.halves[1], torch.get_num_threads())
-        return x
-
-
-class PackedResidual(nn.Module):
-    """A mixer's last matrix, whose result is added to x."""
-
-    def __init__(self, out: PackedLinear) -> None:
-        super().__init__()
-        self.out, self.struct = out, half_of(out)
-        self.function = LIBRARY.function("add", out.weight.dtype)
-
-    def forward(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Add the result for `mixed` to x `[T, hidden_size]`, in place."""
-        check_rows(mixed, self.out)
-        describe(self.struct, x, mixed, x)
-        self.function(self.struct, torch.get_num_threads())
         return x
 
 

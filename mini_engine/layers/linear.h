@@ -161,8 +161,8 @@ struct RowBlock {
 // [rows][2 * TILE]), which fills `width` columns of `to`. While all groups use one pair, the next is prefetched, a part of
 // it by each group, and so are the lines that the group's results go to: memory is never idle. A single row reads on as
 // fast as memory delivers, and needs only what comes soon.
-template <typename T, typename F, typename G>
-static void each_group(Rows<const T> x, const RowBlock& block, const F& tiles_of, Rows<T> to, int64_t width,
+template <typename T, typename O, typename F, typename G>
+static void each_group(Rows<const T> x, const RowBlock& block, const F& tiles_of, Rows<O> to, int64_t width,
                        const G& write) {
     const int64_t words = ::words<T>(x.width), groups = groups_of(block.rows.size());
     const bool alone = block.rows.size() == 1;
@@ -193,8 +193,8 @@ static void each_group(Rows<const T> x, const RowBlock& block, const F& tiles_of
 // `each_group` for all rows and pairs, called by all threads of a team. Few rows: each thread owns some pairs, so one
 // thread reads each weight. Many rows: a thread takes block after block of rows, which stays in its second-level cache
 // while all weights pass by. There is no barrier at the end.
-template <typename T, typename F, typename G>
-static void each_pair(Rows<const T> x, int64_t count, const F& tiles_of, Rows<T> to, int64_t width, const G& write) {
+template <typename T, typename O, typename F, typename G>
+static void each_pair(Rows<const T> x, int64_t count, const F& tiles_of, Rows<O> to, int64_t width, const G& write) {
     const Range all{0, x.count}, pairs{0, count}, own = pairs.part(thread_number(), team_size());
     std::vector<int32_t> room;
     if (x.count < MANY_ROWS * team_size()) {
@@ -217,8 +217,8 @@ struct Matrix {  // a packed [outputs, inputs], and its bias or nullptr
 };
 
 // Compute x W^T + bias, calling write(place in `to`, count, sums) for up to LANES outputs of a row at a time.
-template <typename T, typename F>
-static void linear(Rows<const T> x, const Matrix& m, Rows<T> to, const F& write) {
+template <typename T, typename O, typename F>
+static void linear(Rows<const T> x, const Matrix& m, Rows<O> to, const F& write) {
     const int64_t tiles = (m.outputs + TILE - 1) / TILE, size = TILE * words<T>(x.width);
     const auto tiles_of = [&](int64_t pair, const int32_t** two) {
         two[0] = (const int32_t*)m.tiles + 2 * pair * size;

@@ -77,7 +77,7 @@ def run(args: Namespace) -> Report:
 def row_of(batch: int, rounds: int, args: Namespace) -> dict[str, Any]:
     """Return the times of a decode step of `batch` requests, and how many experts it met in a layer."""
     engines = {name: engine_of(config, batch, rounds, args) for name, config in CONFIGS.items()}
-    met = experts_met(engines[SPARSE])
+    met = experts_met(engine_of(CONFIGS[SPARSE], batch, rounds, args, backend="torch"))  # packed routers are C++
     clock = clock_of(args)
     timings: Mapping[str, Timing] = gather_turns(
         {name: decoding(engine, NEW, clock) for name, engine in engines.items()}, rounds, f"{batch} at once"
@@ -94,15 +94,15 @@ def row_of(batch: int, rounds: int, args: Namespace) -> dict[str, Any]:
     }
 
 
-def engine_of(config: Qwen3Config, batch: int, rounds: int, args: Namespace) -> Engine:
+def engine_of(config: Qwen3Config, batch: int, rounds: int, args: Namespace, **options: Any) -> Engine:
     """Return an engine with `batch` requests that decode after texts that were never computed."""
     torch.manual_seed(0)
     model = with_random_weights(family_named(config.model_type).build(config), DTYPES[args.dtype])
-    return engine_behind(model, batch, HISTORY, NEW * (rounds + 3))
+    return engine_behind(model, batch, HISTORY, NEW * (rounds + 3), **options)
 
 
 def experts_met(engine: Engine) -> float:
-    """Run a step; return the mean number of different experts in a layer."""
+    """Run a step of torch's layers; return the mean number of different experts in a layer."""
     assert isinstance(engine.runner, ModelRunner)
     met: list[int] = []
     routers = [module for module in engine.runner.model.modules() if isinstance(module, SoftmaxRouter)]
