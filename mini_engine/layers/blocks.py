@@ -143,8 +143,13 @@ class PackedEntry(nn.Module):
         struct.rows, struct.x, struct.normed, struct.out = len(x), memory(x), normed, out
 
     def turn_by(self, cos: Tensor, sin: Tensor) -> None:
-        """Point to this step's angles."""
+        """Point to this step's angles; ValueError if C++ cannot read them."""
         struct = self.struct
+        if not (cos.is_contiguous() and sin.is_contiguous() and cos.shape == sin.shape and cos.shape[1] <= struct.dim):
+            raise ValueError(
+                f"cos and sin are {list(cos.shape)} and {list(sin.shape)}; they must be contiguous, and as wide as "
+                f"what turns of a head's {struct.dim} dimensions"
+            )
         struct.cos, struct.sin, struct.turned = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
         struct.has_floats = cos.dtype == torch.float32
 

@@ -148,10 +148,19 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(change, options
     assert all(torch.equal(*pair) for pair in zip((*pool.K, *pool.V), (*untouched.K, *untouched.V), strict=True))
 
 
-def test_angles_of_another_number_of_rows_are_refused_before_anything_is_written():
+@pytest.mark.parametrize(
+    ("cut", "values"),
+    [
+        (lambda x: x[:-1], "14 15"),
+        (lambda x: x.T.contiguous().T, f"15 {DIM}"),
+        (lambda x: x.repeat(1, 2), f"{2 * DIM}"),
+    ],
+    ids=["too few", "strides", "too wide"],
+)
+def test_angles_that_do_not_fit_are_refused_before_anything_is_written(cut, values):
     _, fast = layers_of("no gate")
     pool, untouched, meta = pool_of(), pool_of(), plan()
     x, cos, sin = inputs("no gate", meta)
-    with refused(ValueError, f"{len(x) - 1} {len(x)}"):
-        fast(x, cos[:-1], sin[:-1], in_step(pool, meta), meta)
+    with refused(ValueError, values):
+        fast(x, cut(cos), cut(sin), in_step(pool, meta), meta)
     assert torch.equal(pool.K[1], untouched.K[1])
