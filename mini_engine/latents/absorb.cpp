@@ -6,18 +6,11 @@
 // The matrices are kv_b as it was stored, which lesson 16's other way reads, too. The order of a sum depends on its
 // length alone, whatever other rows there are.
 
+#include "absorb.h"
+
 #include "../attention/vectors.h"
 
 #include <vector>
-
-extern "C" {
-struct HeadsProduct {
-    const void *x, *w;
-    void* out;  // [rows, heads, outputs], contiguous
-    int64_t rows, heads, inputs, outputs;
-    int64_t x_stride, x_head_stride, w_head_stride;  // elements from one row or head to the next
-};
-}
 
 #define UNROLL _Pragma("GCC unroll 16")
 constexpr int ROWS = 4, LOADS = 2;  // sums that are in registers together
