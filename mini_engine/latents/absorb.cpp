@@ -6,20 +6,14 @@
 // The matrices are kv_b as it was stored, which lesson 16's other way reads, too. The order of a sum depends on its
 // length alone, whatever other rows there are.
 
+#include "absorb.h"
+
 #include "../attention/vectors.h"
 
 #include <vector>
 
-extern "C" {
-struct HeadsProduct {
-    const void *x, *w;
-    void* out;  // [rows, heads, outputs], contiguous
-    int64_t rows, heads, inputs, outputs;
-    int64_t x_stride, x_head_stride, w_head_stride;  // elements from one row or head to the next
-};
-}
-
-constexpr int ROWS = 4, LOADS = 2;  // sums that are in registers together
+constexpr int ROWS = 4, LOADS = 2;   // sums that are in registers together
+constexpr int64_t LINES_AHEAD = 8;   // of W, from the one a single row meets to the one to prefetch
 
 template <typename T>
 constexpr int64_t WIDE = LANES * PER_LOAD<T>;  // elements of a load
@@ -80,22 +74,53 @@ struct Product {
                 n + P <= p.inputs ? memcpy(&its, from, P * sizeof(T)) : memcpy(&its, from, sizeof(T));
                 UNROLL for (int v = 0; v < V; v++) sum[r][v] = add_product(sum[r][v], words[v], ivec{} + its, T{});
             }
-        for (int r = 0; r < R; r++)
-            for (int l = 0; l < LOADS; l++) {
-                const int64_t at = begin + l * WIDE<T>, count = std::min<int64_t>(WIDE<T>, p.outputs - at);
-                T joined[WIDE<T>];
-                store_joined(joined, sum[r] + l * P);
-                if (count > 0) std::copy(joined, joined + count, out(row + r, head) + at);
-            }
+        for (int r = 0; r < R; r++) write_sums<LOADS>(head, row + r, begin, sum[r]);
     }
 
-    void dots(int64_t head, int64_t row, int64_t begin) const {  // outputs begin ... begin + LANES - 1 of a row
+    template <int L>
+    void write_sums(int64_t head, int64_t row, int64_t begin, const vec* sum) const {
+        for (int l = 0; l < L; l++) {
+            const int64_t at = begin + l * WIDE<T>, count = std::min<int64_t>(WIDE<T>, p.outputs - at);
+            T joined[WIDE<T>];
+            store_joined(joined, sum + l * PER_LOAD<T>);
+            if (count > 0) std::copy(joined, joined + count, out(row, head) + at);
+        }
+    }
+
+    // A single row waits for W alone: its lines are read as they lie, long parts of them, and some way ahead.
+    static constexpr int ALONE = SUMS / PER_LOAD<T>;  // loads of a part, whose sums fit the registers
+    void add_alone(int64_t head, int64_t begin, const T* next) const {
+        constexpr int P = PER_LOAD<T>;
+        const T *lines = w(head) + begin, *row = x(0, head);
+        vec sum[SUMS] = {};
+        for (int64_t n = 0; n < p.inputs; n += P) {
+            int32_t its = 0;
+            n + P <= p.inputs ? memcpy(&its, row + n, P * sizeof(T)) : memcpy(&its, row + n, sizeof(T));
+            const int64_t far = n + LINES_AHEAD - p.inputs;
+            const T* ahead = far < 0 ? lines + (n + LINES_AHEAD) * p.outputs : next + far * p.outputs;
+            UNROLL for (int l = 0; l < ALONE; l++) {
+                const int64_t at = l * WIDE<T>, left = p.outputs - begin - at;
+                ivec two[P], words[P];
+                for (int i = 0; i < P; i++) {
+                    two[i] = load_words(lines + (n + i) * p.outputs + at, n + i < p.inputs ? left : 0);
+                    prefetch(ahead + i * p.outputs + at);
+                }
+                pair_up(two, words, T{});
+                for (int i = 0; i < P; i++) sum[l * P + i] = add_product(sum[l * P + i], words[i], ivec{} + its, T{});
+            }
+        }
+        write_sums<ALONE>(head, 0, begin, sum);
+    }
+
+    // Outputs begin ... begin + LANES - 1 of a row; the first row prefetches the lines that it needs next.
+    void dots(int64_t head, int64_t row, int64_t begin, const T* next) const {
         const int64_t count = std::min<int64_t>(LANES, p.outputs - begin);
         vec sum[LANES] = {};
         for (int64_t n = 0; n < p.inputs; n += WIDE<T>) {
             const ivec its = load_words(x(row, head) + n, p.inputs - n);
             UNROLL for (int64_t i = 0; i < LANES; i++) {
                 const int64_t output = begin + std::min(i, count - 1);
+                if (!row) prefetch(next + i * p.inputs + n);
                 sum[i] = add_product(sum[i], load_words(w(head) + output * p.inputs + n, p.inputs - n), its, T{});
             }
         }
@@ -105,14 +130,22 @@ struct Product {
         for (int64_t i = 0; i < count; i++) narrow(all[i], to + i);
     }
 
+    // Where task i begins, if each head has `pieces`. Threads take contiguous parts: the next task is mostly their own.
+    const T* place(int64_t task, int64_t pieces, int64_t size) const {
+        return w(task / pieces) + task % pieces * size;
+    }
+
     void to_latents(int threads) const {
-        const int64_t pieces = (p.outputs + LOADS * WIDE<T> - 1) / (LOADS * WIDE<T>);
+        const int64_t size = (p.rows == 1 ? ALONE : LOADS) * WIDE<T>, pieces = (p.outputs + size - 1) / size;
 #pragma omp parallel num_threads(threads)
         {
-            std::vector<ivec> room((p.inputs + 1) * LOADS * PER_LOAD<T>);
+            std::vector<ivec> room(p.rows == 1 ? 0 : (p.inputs + 1) * LOADS * PER_LOAD<T>);
 #pragma omp for schedule(static)
             for (int64_t task = 0; task < p.heads * pieces; task++)
-                add_lines(task / pieces, task % pieces * LOADS * WIDE<T>, room);
+                if (p.rows == 1)
+                    add_alone(task / pieces, task % pieces * size, place(task + 1, pieces, size));
+                else
+                    add_lines(task / pieces, task % pieces * size, room);
         }
     }
 
@@ -120,7 +153,8 @@ struct Product {
         const int64_t pieces = (p.outputs + LANES - 1) / LANES;
 #pragma omp parallel for schedule(static) num_threads(threads)
         for (int64_t task = 0; task < p.heads * pieces; task++)
-            for (int64_t row = 0; row < p.rows; row++) dots(task / pieces, row, task % pieces * LANES);
+            for (int64_t row = 0; row < p.rows; row++)
+                dots(task / pieces, row, task % pieces * LANES, place(task + 1, pieces, LANES * p.inputs));
     }
 };
 

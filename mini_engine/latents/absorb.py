@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 class HeadsProduct(ctypes.Structure):
-    """A product for each head; `absorb.cpp` has the same struct. Strides count elements."""
+    """A product for each head; `absorb.h` has the same struct. Strides count elements."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("x", "w", "out")),
@@ -26,7 +26,8 @@ class HeadsProduct(ctypes.Structure):
 
 PRODUCT = Signature((POINTER(HeadsProduct), c_int), None)
 LIBRARY = Library(
-    (HERE / "absorb.cpp", HERE.parent / "attention" / "vectors.h"), {"to_latents": PRODUCT, "from_latents": PRODUCT}
+    (HERE / "absorb.cpp", HERE / "absorb.h", HERE.parent / "attention" / "vectors.h"),
+    {"to_latents": PRODUCT, "from_latents": PRODUCT},
 )
 
 

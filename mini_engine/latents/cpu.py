@@ -1,14 +1,16 @@
 """Lesson 16. The C++ kernel over latents, `latent_cpu.cpp`, called by ctypes; it is compiled on first use."""
 
 import ctypes
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import Batch
+from mini_engine.attention.contract import Batch, Native
 from mini_engine.attention.cpu import HEADERS
+from mini_engine.attention.cpu import LIBRARY as PAGED
 from mini_engine.base.native_build import Library, Signature
 
 LATENT_HEADERS = (
@@ -37,6 +39,12 @@ LIBRARY = Library((Path(__file__).with_name("latent_cpu.cpp"), *LATENT_HEADERS),
 def latent_attention(q: Tensor, q_rope: Tensor, c_cache: Tensor, r_cache: Tensor, batch: Batch, scale: float) -> Tensor:
     """Implement the contract; q's dtype selects the function."""
     return call(LIBRARY.function("latent_attention", q.dtype), q, q_rope, c_cache, r_cache, batch, scale)
+
+
+@functools.cache
+def native(dtype: torch.dtype) -> Native:
+    """Return the functions for caches of this dtype; a latent and a rotary key are a head each."""
+    return Native(PAGED.address("write_slot", dtype), LIBRARY.address("latent_attention", dtype))
 
 
 def call(

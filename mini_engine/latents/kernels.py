@@ -10,7 +10,13 @@ from mini_engine.latents.expand import expanded_attention
 def load_cpu(wanted: Wanted) -> LatentKernel:
     """Return the C++ kernel, built first if necessary; UserError if it cannot be built or the dtype is another."""
     cpu.LIBRARY.function("latent_attention", wanted.dtype)
-    return LatentKernel(wanted.title, cpu.latent_attention, absorbed=absorbed_attention, expanded=expanded_attention)
+    return LatentKernel(
+        wanted.title,
+        cpu.latent_attention,
+        native=cpu.native,
+        absorbed=absorbed_attention,
+        expanded=expanded_attention,
+    )
 
 
 LOADERS = {

@@ -67,19 +67,35 @@ struct LatentAttention {
     // ------------------------------------------------------------ some rows over a stretch of history
 
     void take_queries(const Rows& rows, Workspace& w) const {  // a vector of rows: its words one after the other
-        using Number = std::conditional_t<has_pairs, bf16, float>;
-        for (int i = 0; i < padded(rows); i++) {
-            Number* to = (Number*)w.q.at(int64_t(i / LANES) * LANES * line() + i % LANES);
-            const auto put = [&](int d, float x) { narrow(x, to + d / PER_WORD * PER_WORD * LANES + d % PER_WORD); };
-            const int row = rows.first + i, head = row % int(n.heads);
-            const int64_t query = starts[rows.seq] + row / int(n.heads);
-            const bool is_one = i < rows.count;
-            w.seen[i] = is_one ? keys_seen(rows.seq, row) : 0;
-            const T *latent = q + query * n.q_stride + head * n.q_head_stride;
-            const T *rotary = q_rope + query * n.rope_stride + head * n.rope_head_stride;
-            for (int d = 0; d < n.rank; d++) put(d, is_one ? widen(latent[d]) : 0);
-            for (int d = 0; d < n.rope; d++) put(int(n.rank) + d, is_one ? widen(rotary[d]) : 0);
-            for (int d = int(n.rank + n.rope); d < words() * PER_WORD; d++) put(d, 0);
+        for (int i = 0; i < padded(rows); i += LANES) {
+            float *lines = w.tile.at(0), *to = w.q.at(int64_t(i) * line());
+            for (int j = 0; j < LANES; j++) {
+                const int row = rows.first + i + j, head = row % int(n.heads);
+                const int64_t query = starts[rows.seq] + row / int(n.heads);
+                w.seen[i + j] = i + j < rows.count ? keys_seen(rows.seq, row) : 0;
+                if (i + j < rows.count)
+                    join(q + query * n.q_stride + head * n.q_head_stride,
+                         q_rope + query * n.rope_stride + head * n.rope_head_stride, (Word*)lines + j * line());
+                else
+                    std::fill_n(lines + j * line(), line(), 0.f);
+            }
+            for (int d = 0; d < words(); d += LANES) {
+                vec part[LANES];
+                for (int j = 0; j < LANES; j++) part[j] = load(lines + j * line() + d);
+                transpose(part);
+                for (int j = 0; j < LANES; j++) store(to + (d + j) * LANES, part[j]);
+            }
+        }
+    }
+
+    template <typename E>
+    void join(const E* latent, const E* rotary, Word* to) const {  // the words of one vector, of two parts
+        if constexpr (has_pairs) {
+            bf16* numbers = std::copy(rotary, rotary + n.rope, std::copy(latent, latent + n.rank, (bf16*)to));
+            if ((n.rank + n.rope) % 2) *numbers = {};
+        } else {
+            Row<E>::read(latent, int(n.rank), to);
+            Row<E>::read(rotary, int(n.rope), to + n.rank);
         }
     }
 
@@ -87,14 +103,7 @@ struct LatentAttention {
         for (int key = first; key < last; key++, to += line()) {
             const int64_t block = table[seq * n.max_blocks + key / n.block_size];
             const int64_t slot = block * n.block_size + key % n.block_size;
-            const C *latent = c + slot * Row<C>::size(n.rank), *rotary = r + slot * Row<C>::size(n.rope);
-            if constexpr (has_pairs) {
-                bf16* numbers = std::copy(rotary, rotary + n.rope, std::copy(latent, latent + n.rank, (bf16*)to));
-                if ((n.rank + n.rope) % 2) *numbers = {};
-            } else {
-                Row<C>::read(latent, int(n.rank), to);
-                Row<C>::read(rotary, int(n.rope), to + n.rank);
-            }
+            join(c + slot * Row<C>::size(n.rank), r + slot * Row<C>::size(n.rope), to);
         }
     }
 
@@ -136,8 +145,11 @@ struct LatentAttention {
 
     void finish(const Rows& rows, const float* sums) const {
         T* to = out + (starts[rows.seq] * n.heads + rows.first) * n.rank;
-        for (int i = 0; i < rows.count; i++, sums += record(), to += n.rank)
-            for (int d = 0; d < n.rank; d++) narrow(sums[VALUES + d] / sums[WEIGHTS], to + d);
+        for (int i = 0; i < rows.count; i++, sums += record(), to += n.rank) {
+            int d = 0;
+            for (; d + LANES <= n.rank; d += LANES) store(to + d, load(sums + VALUES + d) / sums[WEIGHTS]);
+            for (; d < n.rank; d++) narrow(sums[VALUES + d] / sums[WEIGHTS], to + d);
+        }
     }
 
     // ------------------------------------------------------------ the whole batch

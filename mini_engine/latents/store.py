@@ -1,6 +1,9 @@
 """Lesson 16. Lesson 3's pool as a store of latents. It decides for each sequence of a step how to read its latents."""
 
+import copy
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -9,6 +12,7 @@ from mini_engine.attention.contract import Batch
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.kv.store_around import StoreAround
 from mini_engine.latents.latent_config import LatentConfig
+from mini_engine.latents.mixer import NativeStep
 from mini_engine.latents.reading import absorbed_attention, expanded_attention, expanding_pays
 
 
@@ -17,11 +21,25 @@ class LatentKv(StoreAround):
 
     Args:
         config: of the model, or of a rank's part of it. kv: lesson 3's pool, with a kernel for latents.
+
+    Attributes:
+        native_step: of the step that it is used in (`in_step`), if C++ can write and read all of its latents.
     """
+
+    native_step: NativeStep | None = None
 
     def __init__(self, config: LatentConfig, kv: KvPool) -> None:
         super().__init__(kv)
         self.config = config
+
+    def in_step(self, meta: ForwardMeta) -> Self:
+        """See `Store.in_step`. Raises ValueError if slots or tables do not fit the pool."""
+        native = self.kernel.native
+        if native is None or not all_absorbed(self.config, meta):
+            return self
+        store = copy.copy(self)
+        store.native_step = NativeStep(self.kv, native(self.K[0].dtype), meta)
+        return store
 
     def attend_latents(self, layer: int, q: Tensor, kv_b: Tensor, meta: ForwardMeta) -> Tensor:
         """Return attention of q `[T, H, nope + rope]`, each sequence over its own latents.
@@ -65,6 +83,14 @@ class LatentKv(StoreAround):
             return self.kernel(q, q_rope, *caches, batch, scale)
 
         return (self.kernel.absorbed or absorbed_attention)(q, kv_b, self.config, attend)
+
+
+def all_absorbed(config: LatentConfig, meta: ForwardMeta) -> bool:
+    """Return True if `attend_latents` expands no sequence of a step with this plan."""
+    if len(meta.slot_mapping) == len(meta.seq_lens_kv):
+        return True
+    lengths = zip(pairwise(meta.cu_seqlens_q.tolist()), meta.seq_lens_kv.tolist(), strict=True)
+    return not any(expanding_pays(config, end - begin, kv_len) for (begin, end), kv_len in lengths)
 
 
 def select(batch: Batch, chosen: Sequence[int], starts: Sequence[int]) -> tuple[Tensor, Batch]:
