@@ -23,7 +23,6 @@ from mini_engine.layers.packed_layers import PackedLinear
 from mini_engine.model.layers import Linear, RMSNorm, SwiGLU
 
 H, WIDTH, SHARED, MIXED, ROWS = 40, 20, 28, 24, 400  # so many rows are divided among threads, few share the weights
-pytestmark = pytest.mark.ci  # it compiles
 
 
 def of_groups(scores: str, **changes: Any) -> GroupRouter:
