@@ -5,13 +5,14 @@ import torch
 
 from mini_engine.attention.registry import load_kernel
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
+from mini_engine.latents.absorb import product
 from mini_engine.latents.fast import latent_decoder
 from mini_engine.latents.mixer import NativeStep
 from mini_engine.latents.model import latent_model
 from mini_engine.latents.store import LatentKv
 from mini_engine.layers import speed_up
 from tests.shared.compiled import needs_compiler
-from tests.shared.small_latents import BLOCK_SIZE, SIZES, close, config_of
+from tests.shared.small_latents import BLOCK_SIZE, SIZES, close, config_of, randoms
 from tests.support import refused
 
 pytestmark = [pytest.mark.reference, needs_compiler]
@@ -84,11 +85,22 @@ def test_rows_of_no_sequence_give_zeros_and_do_not_change_others():
 
 
 def test_a_step_that_expands_a_sequence_is_not_one_call():
-    starts = torch.tensor([0, 9], dtype=torch.int32)
-    lengths, table = torch.tensor([9], dtype=torch.int32), torch.tensor([[4, 8, 6]], dtype=torch.int32)
-    meta = ForwardMeta(torch.arange(9), torch.arange(9) + BLOCK_SIZE, starts, lengths, table, BLOCK_SIZE)
+    starts, lengths, table = (torch.tensor(x, dtype=torch.int32) for x in ([0, 9, 10], [9, 5], [[4, 8, 6], [7, 3, 0]]))
+    meta = ForwardMeta(torch.arange(10), torch.arange(10) + BLOCK_SIZE, starts, lengths, table, BLOCK_SIZE)
     store = store_of(config_of(), "cpu")
     assert store.in_step(meta) is store and isinstance(store.in_step(plan()).native_step, NativeStep)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name, inputs, outputs", [("to_latents", 33, 601), ("from_latents", 601, 33)])
+def test_a_row_alone_has_the_bits_that_it_has_among_others(threads, name, inputs, outputs, dtype):
+    shape = (33, 601)  # of a head's matrix, which one product uses by its rows, the other by its columns
+    x, w = randoms((5, 2, inputs), (2, *shape), dtype=dtype)
+    together = product(name, x, w, outputs)
+    want = torch.einsum("thn,hnr->thr" if name == "to_latents" else "thr,hvr->thv", x.double(), w.double())
+    assert torch.allclose(together.double(), want, rtol=1e-2, atol=1e-3 if dtype == torch.float32 else 0.3)
+    for row in range(5):
+        assert torch.equal(product(name, x[row : row + 1], w, outputs)[0], together[row])
 
 
 def test_a_table_that_names_no_block_is_refused_before_anything_is_written():
