@@ -1,9 +1,7 @@
 """Lesson 16. Lesson 3's pool as a store of latents. It decides for each sequence of a step how to read its latents."""
 
-import copy
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -21,25 +19,19 @@ class LatentKv(StoreAround):
 
     Args:
         config: of the model, or of a rank's part of it. kv: lesson 3's pool, with a kernel for latents.
-
-    Attributes:
-        native_step: of the step that it is used in (`in_step`), if C++ can write and read all of its latents.
+        native_step: of the step whose layers use it (`in_step`), if C++ can write and read all of its latents.
     """
 
-    native_step: NativeStep | None = None
-
-    def __init__(self, config: LatentConfig, kv: KvPool) -> None:
+    def __init__(self, config: LatentConfig, kv: KvPool, native_step: NativeStep | None = None) -> None:
         super().__init__(kv)
-        self.config = config
+        self.config, self.native_step = config, native_step
 
-    def in_step(self, meta: ForwardMeta) -> Self:
+    def in_step(self, meta: ForwardMeta) -> "LatentKv":
         """See `Store.in_step`. Raises ValueError if slots or tables do not fit the pool."""
         native = self.kernel.native
         if native is None or not all_absorbed(self.config, meta):
             return self
-        store = copy.copy(self)
-        store.native_step = NativeStep(self.kv, native(self.K[0].dtype), meta)
-        return store
+        return LatentKv(self.config, self.kv, NativeStep(self.kv, native(self.K[0].dtype), meta))
 
     def attend_latents(self, layer: int, q: Tensor, kv_b: Tensor, meta: ForwardMeta) -> Tensor:
         """Return attention of q `[T, H, nope + rope]`, each sequence over its own latents.

@@ -7,7 +7,7 @@ import math
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 from scripts.bench.behind import BLOCK_SIZE, decoding, engine_behind, with_random_weights
 from scripts.bench.turns import clock_of, gather_turns, take_turns
@@ -171,7 +171,7 @@ def both_ways(name: str, args: Namespace, batch: int, q_len: int, kv_len: int, r
 class ExpandedKv(LatentKv):
     """A store that always expands, like an engine with only that way."""
 
-    def in_step(self, meta: ForwardMeta) -> Self:
+    def in_step(self, meta: ForwardMeta) -> LatentKv:
         """Return itself: no step is absorbed."""
         return self
 
