@@ -45,8 +45,8 @@ struct Product {
     const T* w(int64_t head) const { return (const T*)p.w + head * p.w_head_stride; }
     T* out(int64_t row, int64_t head) const { return (T*)p.out + (row * p.heads + head) * p.outputs; }
 
-    // Outputs begin ... of a head, for all rows. Its lines lie a power of two apart, where they evict each other from the
-    // cache: they are copied once, in pairs.
+    // Outputs begin ... of a head, for all rows. Its lines lie a power of two apart, where they evict each other from
+    // the cache: they are copied once, in pairs.
     void add_lines(int64_t head, int64_t begin, std::vector<ivec>& room) const {
         constexpr int P = PER_LOAD<T>;
         ivec* words = room.data();
