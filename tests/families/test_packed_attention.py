@@ -1,4 +1,4 @@
-"""Course machinery. Attention in one call over a direct store: what it writes and returns is what the store's calls would."""
+"""Course machinery. Attention in one call over a direct store writes and returns what the store's calls would."""
 
 import copy
 from functools import partial
