@@ -10,7 +10,7 @@ class Store:
 
     @property
     def direct_step(self) -> Any:
-        """The `DirectStep` of a step whose attention C++ can write and read (lesson 9), or None."""
+        """In a step (`in_step`): what layers that write and read a direct store themselves share in it, or None."""
         return None
 
     def in_step(self, meta: Any) -> Any:

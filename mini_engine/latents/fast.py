@@ -41,7 +41,7 @@ class FastLatentAttention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: LatentStore, meta: Any) -> Tensor:
         """Store latents and rotary keys of x `[T, hidden_size]`; return attention `[T, H * v]`."""
-        step = getattr(kv, "native_step", None)
+        step = getattr(kv, "absorbed_step", None)
         if step is not None and self.native is not None and self.native.dtype == step.dtype:
             return step.run(self.native, self.layer_idx, x, cos, sin)
         q, c, k_rope = self.project(x).split(self.sizes, dim=-1)

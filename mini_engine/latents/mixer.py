@@ -1,6 +1,6 @@
 """Lesson 16. A layer's mixer in one call of `mixer.cpp`, in steps whose sequences all absorb kv_b, as decode does.
 
-What a step's layers share is checked and described once (`NativeStep`), and a layer's weights when the model is made
+What a step's layers share is checked and described once (`AbsorbedStep`), and a layer's weights when the model is made
 (`NativeLayer`): between its calls, Python only changes pointers.
 """
 
@@ -92,7 +92,7 @@ class NativeLayer:
         )
 
 
-class NativeStep:
+class AbsorbedStep:
     """A step all of whose sequences are absorbed: its tables, and memory for the activations of one layer.
 
     Raises:

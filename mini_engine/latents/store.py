@@ -10,7 +10,7 @@ from mini_engine.attention.contract import Batch
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.kv.store_around import StoreAround
 from mini_engine.latents.latent_config import LatentConfig
-from mini_engine.latents.mixer import NativeStep
+from mini_engine.latents.mixer import AbsorbedStep
 from mini_engine.latents.reading import absorbed_attention, expanded_attention, expanding_pays
 
 
@@ -19,19 +19,19 @@ class LatentKv(StoreAround):
 
     Args:
         config: of the model, or of a rank's part of it. kv: lesson 3's pool, with a kernel for latents.
-        native_step: of the step whose layers use it (`in_step`), if C++ can write and read all of its latents.
+        absorbed_step: of the step whose layers use it (`in_step`), if C++ can write and read all of its latents.
     """
 
-    def __init__(self, config: LatentConfig, kv: KvPool, native_step: NativeStep | None = None) -> None:
+    def __init__(self, config: LatentConfig, kv: KvPool, absorbed_step: AbsorbedStep | None = None) -> None:
         super().__init__(kv)
-        self.config, self.native_step = config, native_step
+        self.config, self.absorbed_step = config, absorbed_step
 
     def in_step(self, meta: ForwardMeta) -> "LatentKv":
         """See `Store.in_step`. Raises ValueError if slots or tables do not fit the pool."""
         native = self.kernel.native
         if native is None or not all_absorbed(self.config, meta):
             return self
-        return LatentKv(self.config, self.kv, NativeStep(self.kv, native(self.K[0].dtype), meta))
+        return LatentKv(self.config, self.kv, AbsorbedStep(self.kv, native(self.K[0].dtype), meta))
 
     def attend_latents(self, layer: int, q: Tensor, kv_b: Tensor, meta: ForwardMeta) -> Tensor:
         """Return attention of q `[T, H, nope + rope]`, each sequence over its own latents.

@@ -7,7 +7,7 @@ from mini_engine.attention.registry import load_kernel
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.latents.absorb import product
 from mini_engine.latents.fast import latent_decoder
-from mini_engine.latents.mixer import NativeStep
+from mini_engine.latents.mixer import AbsorbedStep
 from mini_engine.latents.model import latent_model
 from mini_engine.latents.store import LatentKv
 from mini_engine.layers import speed_up
@@ -88,7 +88,7 @@ def test_a_step_that_expands_a_sequence_is_not_one_call():
     starts, lengths, table = (torch.tensor(x, dtype=torch.int32) for x in ([0, 9, 10], [9, 5], [[4, 8, 6], [7, 3, 0]]))
     meta = ForwardMeta(torch.arange(10), torch.arange(10) + BLOCK_SIZE, starts, lengths, table, BLOCK_SIZE)
     store = store_of(config_of(), "cpu")
-    assert store.in_step(meta) is store and isinstance(store.in_step(plan()).native_step, NativeStep)
+    assert store.in_step(meta) is store and isinstance(store.in_step(plan()).absorbed_step, AbsorbedStep)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
