@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mini_engine.base.errors import EngineDead
+from mini_engine.base.openmp import release_threads
 from mini_engine.engine.answer import AnswerReader, TextDelta
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.jobs import Answers, Job
@@ -114,6 +115,7 @@ class EngineWorker:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def __enter__(self) -> "EngineWorker":
+        release_threads()  # this thread loaded the model, and its idle team would slow down the engine thread's
         self._thread.start()
         return self
 

@@ -1,6 +1,7 @@
 """Lesson 6. The engine thread: many readers, fast, slow and gone, none of which holds up another."""
 
 import asyncio
+import os
 import tempfile
 import threading
 import time
@@ -433,3 +434,24 @@ def test_the_engine_runs_in_inference_mode_in_one_thread(worker):
     worker.engine.runner.run = watched
     collect(worker.stream_sync([1, 2], params()))
     assert seen == {("engine", True)}
+
+
+@pytest.mark.skipif(not list((Path(torch.__file__).parent / "lib").glob("libgomp*")), reason="another OpenMP")
+def test_the_team_that_loaded_the_model_is_gone_before_the_engine_thread_makes_its_own():
+    engine = Engine.for_model(models()[0], kv_bytes=2**20)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.ones(2**20).exp_()  # a parallel loop, as those that load a model: it leaves a thread behind
+        before = running_threads()
+        with EngineWorker(engine, tokenizer()):
+            deadline = time.monotonic() + PATIENCE
+            while before <= running_threads() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not before <= running_threads(), "the loading thread's team still waits beside the engine's"
+    finally:
+        torch.set_num_threads(threads)
+
+
+def running_threads():
+    return set(os.listdir("/proc/self/task"))
