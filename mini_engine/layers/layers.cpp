@@ -148,11 +148,23 @@ static void run_linear(const T* x, int64_t rows, int64_t inputs, int64_t stride,
     store_linear<T>({const_cast<T*>(x), rows, inputs, stride}, m, {out, rows, m.outputs, m.outputs});
 }
 
+template <typename T>
+static void run_norm(const T* x, int64_t rows, int64_t width, int64_t stride, const float* weight, float eps, T* out,
+                     int threads) {
+    const Rows<T> from{const_cast<T*>(x), rows, width, stride};
+#pragma omp parallel num_threads(threads) if (rows > 1)
+    rms_norm(from, weight, eps, {out, rows, width, width});
+}
+
 // Every function, for float and for bfloat16. run_layers returns -1, or what bad_table has found.
 #define FUNCTIONS(T, NAME)                                                                                             \
     extern "C" void linear_##NAME(const void* x, int64_t rows, int64_t inputs, int64_t stride, const Matrix* m,        \
                                   void* out, int threads) {                                                            \
         run_linear<T>((const T*)x, rows, inputs, stride, *m, (T*)out, threads);                                        \
+    }                                                                                                                  \
+    extern "C" void norm_##NAME(const void* x, int64_t rows, int64_t width, int64_t stride, const float* weight,       \
+                                float eps, void* out, int threads) {                                                   \
+        run_norm<T>((const T*)x, rows, width, stride, weight, eps, (T*)out, threads);                                  \
     }                                                                                                                  \
     extern "C" void before_attention_##NAME(const Shape* shape, const Layer* layer, const Step* step, int threads) {   \
         const Decoder<T> decoder{*shape, *step};                                                                       \

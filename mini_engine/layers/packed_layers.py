@@ -17,6 +17,7 @@ from mini_engine.kv.direct import LayerCache
 from mini_engine.layers import native
 from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.layers.pack import PackedWeight
+from mini_engine.layers.packed_norm import PackedNorm
 from mini_engine.layers.packed_step import (
     Activations,
     Tables,
@@ -147,7 +148,8 @@ class PackedModel(nn.Module):
         layers = [PackedDecoderLayer(functions, layer, self.shape) for layer in model.model.layers]
         self.layers = nn.ModuleList(layers)
         self.structs = (native.Layer * len(layers))(*(layer.struct for layer in layers))
-        self.embed_tokens, self.rope, self.norm = model.model.embed_tokens, model.model.rope, model.model.norm
+        self.embed_tokens, self.rope = model.model.embed_tokens, model.model.rope
+        self.norm = PackedNorm(functions, model.model.norm)
         self.seconds = torch.empty(0, native.NUM_TIMES, dtype=torch.float64)
 
     @contextmanager
