@@ -104,7 +104,7 @@ FUNCTIONS = {
     "norm": Signature((c_void_p, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p, c_int), None),
     "before_attention": Signature((*LAYER, POINTER(Step), c_int), None),
     "after_attention": Signature((*LAYER, POINTER(Step), c_int), None),
-    "run_layers": Signature((*LAYER, c_int, POINTER(Step), POINTER(Pool), c_int)),
+    "run_layers": Signature((*LAYER, c_int, c_void_p, POINTER(Step), POINTER(Pool), c_int)),
 }
 LIBRARY = Library(SOURCES, FUNCTIONS, "the packed backend", "the torch backend takes any dtype")
 
