@@ -1,13 +1,12 @@
 """Lesson 5. Runs a step's chunks in one packed forward pass and returns the logits that choose tokens.
 
-The plan is the same as in lesson 3 but built differently: with a few array operations over all tokens at once, because
-a step may contain thousands of tokens, far too many for a Python loop.
+The plan is the same as in lesson 3 but built differently: in flat arrays that take many numbers at once, because a step
+may contain thousands of tokens, far too many for a Python loop.
 """
 
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -34,35 +33,44 @@ class Step(NamedTuple):
 def plan_step(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step:
     """Plan one packed step. Chunk s feeds tokens start … stop - 1 of its request and attends to all tokens before stop.
 
-    Loops in Python run over chunks; everything per token is computed by array operations. A tensor that indexes is
-    int64 (token_ids, positions, slot_mapping, rows); the kernel's tables are int32 (cu_seqlens_q, seq_lens_kv,
-    block_table). All of them are on `device`. The meta names `block_size`, too.
+    Loops in Python run over chunks and the blocks that they write; an `array` takes the tokens of a chunk, and the
+    slots of a block, in one call. A tensor that indexes is int64 (token_ids, positions, slot_mapping, rows); the
+    kernel's tables are int32 (cu_seqlens_q, seq_lens_kv, block_table). All of them are on `device`. The meta names
+    `block_size`, too.
     """
-    starts = int64([chunk.start for chunk in chunks])
-    stops = int64([chunk.stop for chunk in chunks])
-    cu_seqlens_q = torch.zeros(len(chunks) + 1, dtype=torch.int64)
-    torch.cumsum(stops - starts, 0, out=cu_seqlens_q[1:])
-    owner = torch.repeat_interleave(stops - starts)  # the chunk of each token: 0 0 0 1 2 2 …
-    positions = torch.arange(len(owner)) + (starts - cu_seqlens_q[:-1])[owner]
-    table = padded_table([chunk.blocks for chunk in chunks])
-    index = positions // block_size
+    token_ids, positions, slots = array("q"), array("q"), array("q")
+    cu_seqlens_q, stops, rows = array("i", [0]), array("i"), []
+    for chunk in chunks:
+        start, stop = chunk.start, chunk.stop
+        token_ids += array("q", chunk.token_ids)
+        positions.extend(range(start, stop))
+        for index in range(start // block_size, -(-stop // block_size)):
+            shift = (chunk.blocks[index] - index) * block_size  # from a token's position to its slot
+            first, end = max(start, index * block_size), min(stop, (index + 1) * block_size)
+            slots.extend(range(first + shift, end + shift))
+        cu_seqlens_q.append(len(positions))
+        stops.append(stop)
+        if chunk.samples:
+            rows.append(len(positions) - 1)
     meta = ForwardMeta(
-        positions=positions.to(device),
-        slot_mapping=(positions + (table[owner, index] - index) * block_size).to(device),
-        cu_seqlens_q=cu_seqlens_q.int().to(device),
-        seq_lens_kv=stops.int().to(device),
-        block_table=table.to(device),
+        positions=tensor(positions).to(device),
+        slot_mapping=tensor(slots).to(device),
+        cu_seqlens_q=tensor(cu_seqlens_q).to(device),
+        seq_lens_kv=tensor(stops).to(device),
+        block_table=padded_table([chunk.blocks for chunk in chunks]).to(device),
         block_size=block_size,
     )
-    fed = chain.from_iterable(chunk.token_ids for chunk in chunks)
-    ends = (cu_seqlens_q[1:] - 1).tolist()
-    rows = [end for end, chunk in zip(ends, chunks, strict=True) if chunk.samples]
-    return Step(int64(list(fed)).to(device), meta, torch.tensor(rows, dtype=torch.int64, device=device))
+    return Step(tensor(token_ids).to(device), meta, torch.tensor(rows, dtype=torch.int64, device=device))
+
+
+def tensor(numbers: array) -> Tensor:
+    """Return the numbers, at least one, as a tensor in the array's memory: int64 for array("q"), int32 for "i"."""
+    return torch.frombuffer(numbers, dtype=torch.int64 if numbers.typecode == "q" else torch.int32)
 
 
 def int64(values: Sequence[int]) -> Tensor:
     """Return `values`, at least one, as an int64 tensor. For short lists 3 times as fast as torch.tensor."""
-    return torch.frombuffer(array("q", values), dtype=torch.int64)
+    return tensor(array("q", values))
 
 
 def padded_table(rows: Sequence[Sequence[int]]) -> Tensor:
@@ -73,7 +81,7 @@ def padded_table(rows: Sequence[Sequence[int]]) -> Tensor:
     for row in rows:
         flat.extend(row)
         flat.extend(nulls[len(row) :])
-    return torch.frombuffer(flat, dtype=torch.int32).view(len(rows), width)
+    return tensor(flat).view(len(rows), width)
 
 
 def plan_rows(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step:

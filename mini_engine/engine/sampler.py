@@ -6,6 +6,7 @@ draws. A greedy row is an argmax.
 
 import hashlib
 from collections.abc import Sequence
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -138,7 +139,8 @@ def sample_together(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     """Choose the next token of every row. Raises if that is impossible for any of them."""
     chosen = choose(logits, rows)
     token_ids = chosen.tolist()
-    if max(token_ids, default=0) >= logits.shape[-1] or not logits.gather(1, chosen[:, None]).isfinite().all():
+    is_token = max(token_ids, default=0) < logits.shape[-1]
+    if not is_token or not all(isfinite(score) for [score] in logits.gather(1, chosen[:, None]).tolist()):
         raise ValueError("the model's logits are no numbers, so no token can be chosen")
     return [Sampled(*pair) for pair in zip(token_ids, logprobs(logits, rows, token_ids), strict=True)]
 

@@ -17,6 +17,7 @@ from mini_engine.layers import native
 from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.layers.fast_model import join_packed, with_torch_layers
 from mini_engine.layers.packed_layers import PackedLinear
+from mini_engine.layers.packed_norm import PackedNorm
 from mini_engine.layers.torch_layers import Join, TorchAttention, TorchDecoderLayer, TorchModel
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.decoder import Decoder, DecoderLayer
@@ -185,7 +186,8 @@ def hybrid_decoder(
         layers = (PackedHybridLayer(loaded, matrix, step, feed_forward) for loaded in model.model.layers)
     else:  # the exchange comes in the middle of such a layer's calls
         layers = fast().layers
-    return PackedHybrid(model.model, layers, FastZeroCentredNorm(model.model.norm), step)
+    norm = PackedNorm(functions, FastZeroCentredNorm(model.model.norm))
+    return PackedHybrid(model.model, layers, norm, step)
 
 
 def native_step_for(model: CausalLM) -> NativeStep | None:

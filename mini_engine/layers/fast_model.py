@@ -20,6 +20,7 @@ from mini_engine.layers import native
 from mini_engine.layers.block_layer import BlockLayer, dense_finish
 from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.layers.packed_layers import PackedLinear, PackedModel, RowsOf, joined
+from mini_engine.layers.packed_norm import PackedNorm
 from mini_engine.layers.torch_layers import (
     FastNorm,
     Join,
@@ -100,7 +101,10 @@ def with_torch_layers(
             return BlockLayer(mixer, finish(loaded, mixer, norm(loaded.post_attention_layernorm), matrix))
         return layer(loaded, mixer, norm(loaded.post_attention_layernorm), matrix, exchange)
 
-    return TorchModel(model.model, map(fast, model.model.layers), norm(model.model.norm))
+    last = norm(model.model.norm)
+    if functions is not None:
+        last = PackedNorm(functions, last)
+    return TorchModel(model.model, map(fast, model.model.layers), last)
 
 
 def functions_for(model: CausalLM, backend: str) -> native.Functions | None:

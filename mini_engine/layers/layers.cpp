@@ -30,7 +30,7 @@ struct Step {  // one step's activations
     int64_t tokens;
     Place x, normed, qkv, attended, activated;   // [tokens, ...]: hidden, hidden, q + k + v, q, intermediate
     const void *cos, *sin;                       // [tokens, dim]
-    const int64_t* sampled;                      // rows that the last layer still needs after K and V, ascending
+    const int64_t* sampled;  // rows that the last layer still needs after K and V, ascending; nullptr: all
     int64_t samples;
     double* seconds;  // [threads, NUM_TIMES]: each part's, and when a thread's last one ended; or nullptr
     Exchange* exchange;
@@ -120,7 +120,8 @@ static void keep_rows(const Place& m, int64_t width, const int64_t* rows, int64_
 
 // The result of a row that is not sampled is never read, so of such rows the last layer computes only K and V.
 template <typename T>
-static int run_layers(const Shape& s, const Layer* layers, int count, const Step& all, Pool pool, int threads) {
+static int run_layers(const Shape& s, const Layer* layers, int count, const T* last_norm, const Step& all, Pool pool,
+                      int threads) {
     if (const int bad = bad_table(pool, count); bad >= 0) return bad;  // nothing has been written
     Step step = all;
     const Decoder<T> decoder{s, step};
@@ -129,7 +130,7 @@ static int run_layers(const Shape& s, const Layer* layers, int count, const Step
         const Cache& cache = pool.caches[i];
 #pragma omp parallel num_threads(threads)
         decoder.before_attention(layers[i], &pool, &cache);
-        if (i + 1 == count) {
+        if (i + 1 == count && step.sampled) {
             keep_rows<T>(step.x, s.hidden, step.sampled, step.samples);
             keep_rows<T>(step.qkv, s.heads * s.dim, step.sampled, step.samples);
             step.tokens = step.samples, pool.starts = pool.sampled_starts;
@@ -137,7 +138,10 @@ static int run_layers(const Shape& s, const Layer* layers, int count, const Step
         attend(pool, cache, decoder.heads(), step.tokens, step.qkv, step.attended, threads);
         lap_of_all(step.seconds, ATTENTION, threads);
 #pragma omp parallel num_threads(threads)
-        decoder.after_attention(layers[i]);
+        {
+            decoder.after_attention(layers[i]);
+            if (i + 1 == count) rms_norm(decoder.x(), last_norm, s.eps, decoder.normed());
+        }
     }
     return -1;
 }
@@ -148,11 +152,23 @@ static void run_linear(const T* x, int64_t rows, int64_t inputs, int64_t stride,
     store_linear<T>({const_cast<T*>(x), rows, inputs, stride}, m, {out, rows, m.outputs, m.outputs});
 }
 
+template <typename T>
+static void run_norm(const T* x, int64_t rows, int64_t width, int64_t stride, const float* weight, float eps, T* out,
+                     int threads) {
+    const Rows<T> from{const_cast<T*>(x), rows, width, stride};
+#pragma omp parallel num_threads(threads) if (rows > 1)
+    rms_norm(from, weight, eps, {out, rows, width, width});
+}
+
 // Every function, for float and for bfloat16. run_layers returns -1, or what bad_table has found.
 #define FUNCTIONS(T, NAME)                                                                                             \
     extern "C" void linear_##NAME(const void* x, int64_t rows, int64_t inputs, int64_t stride, const Matrix* m,        \
                                   void* out, int threads) {                                                            \
         run_linear<T>((const T*)x, rows, inputs, stride, *m, (T*)out, threads);                                        \
+    }                                                                                                                  \
+    extern "C" void norm_##NAME(const void* x, int64_t rows, int64_t width, int64_t stride, const float* weight,       \
+                                float eps, void* out, int threads) {                                                   \
+        run_norm<T>((const T*)x, rows, width, stride, weight, eps, (T*)out, threads);                                  \
     }                                                                                                                  \
     extern "C" void before_attention_##NAME(const Shape* shape, const Layer* layer, const Step* step, int threads) {   \
         const Decoder<T> decoder{*shape, *step};                                                                       \
@@ -162,9 +178,9 @@ static void run_linear(const T* x, int64_t rows, int64_t inputs, int64_t stride,
         const Decoder<T> decoder{*shape, *step};                                                                       \
         _Pragma("omp parallel num_threads(threads)") decoder.after_attention(*layer);                                  \
     }                                                                                                                  \
-    extern "C" int run_layers_##NAME(const Shape* shape, const Layer* layers, int count, const Step* step,             \
-                                     const Pool* pool, int threads) {                                                  \
-        return run_layers<T>(*shape, layers, count, *step, *pool, threads);                                            \
+    extern "C" int run_layers_##NAME(const Shape* shape, const Layer* layers, int count, const void* last_norm,        \
+                                     const Step* step, const Pool* pool, int threads) {                                \
+        return run_layers<T>(*shape, layers, count, (const T*)last_norm, *step, *pool, threads);                       \
     }
 FUNCTIONS(float, f32)
 FUNCTIONS(bf16, bf16)

@@ -101,9 +101,10 @@ class Pool(ctypes.Structure):
 LAYER = (POINTER(Shape), POINTER(Layer))
 FUNCTIONS = {
     "linear": Signature((c_void_p, c_int64, c_int64, c_int64, POINTER(Matrix), c_void_p, c_int), None),
+    "norm": Signature((c_void_p, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p, c_int), None),
     "before_attention": Signature((*LAYER, POINTER(Step), c_int), None),
     "after_attention": Signature((*LAYER, POINTER(Step), c_int), None),
-    "run_layers": Signature((*LAYER, c_int, POINTER(Step), POINTER(Pool), c_int)),
+    "run_layers": Signature((*LAYER, c_int, c_void_p, POINTER(Step), POINTER(Pool), c_int)),
 }
 LIBRARY = Library(SOURCES, FUNCTIONS, "the packed backend", "the torch backend takes any dtype")
 
@@ -116,6 +117,7 @@ class Functions:
     """
 
     linear: Callable[..., None]
+    norm: Callable[..., None]
     before_attention: Callable[..., None]
     after_attention: Callable[..., None]
     run_layers: Callable[..., int]

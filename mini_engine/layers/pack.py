@@ -42,8 +42,9 @@ class PackedWeight:
         Raises:
             IndexError: an id is not in 0 … out_features - 1.
         """
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.out_features:
-            raise IndexError(f"ids {int(ids.min())} … {int(ids.max())} are not all in 0 … {self.out_features - 1}")
+        asked = ids.tolist()
+        if asked and not 0 <= min(asked) <= max(asked) < self.out_features:
+            raise IndexError(f"ids {min(asked)} … {max(asked)} are not all in 0 … {self.out_features - 1}")
         words = self.tiles.view(torch.int32)[..., 0][ids // TILE, :, ids % TILE]  # [T, words]
         return words.contiguous().view(self.tiles.dtype)[:, : self.in_features].contiguous()
 

@@ -17,6 +17,7 @@ from mini_engine.kv.direct import LayerCache
 from mini_engine.layers import native
 from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.layers.pack import PackedWeight
+from mini_engine.layers.packed_norm import PackedNorm
 from mini_engine.layers.packed_step import (
     Activations,
     Tables,
@@ -59,7 +60,8 @@ class PackedLinear(nn.Module):
                 f"x is {x.dtype} {list(x.shape)}; this layer takes {self.packed.tiles.dtype} "
                 f"[T, {self.packed.in_features}]"
             )
-        x = alloc_padded(x, x.shape[1]).copy_(x)
+        if len(x) != 1 or not x.is_contiguous():
+            x = alloc_padded(x, x.shape[1]).copy_(x)
         out = x.new_empty(len(x), self.packed.out_features)
         size = (len(x), x.shape[1], x.stride(0))
         self.linear(x.data_ptr(), *size, self.matrix, out.data_ptr(), torch.get_num_threads())
@@ -147,7 +149,8 @@ class PackedModel(nn.Module):
         layers = [PackedDecoderLayer(functions, layer, self.shape) for layer in model.model.layers]
         self.layers = nn.ModuleList(layers)
         self.structs = (native.Layer * len(layers))(*(layer.struct for layer in layers))
-        self.embed_tokens, self.rope, self.norm = model.model.embed_tokens, model.model.rope, model.model.norm
+        self.embed_tokens, self.rope = model.model.embed_tokens, model.model.rope
+        self.norm = PackedNorm(functions, model.model.norm)
         self.seconds = torch.empty(0, native.NUM_TIMES, dtype=torch.float64)
 
     @contextmanager
@@ -164,11 +167,12 @@ class PackedModel(nn.Module):
 
     def forward(self, token_ids: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
         """Return the normed hidden states `[R, hidden_size]` of `rows`, or of all tokens."""
-        rows = torch.arange(len(token_ids)) if rows is None else rows.long()
-        return self.norm(self.run(self.embed_tokens(token_ids), kv, meta, rows))
+        if rows is not None:  # None, too, for all rows in order: those of a step in which every sequence decodes
+            rows = None if rows.tolist() == list(range(len(token_ids))) else rows.long()
+        return self.run(self.embed_tokens(token_ids), kv, meta, rows)
 
-    def run(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor) -> Tensor:
-        """Run embedded tokens x `[T, hidden_size]` through the layers, in place; return these rows."""
+    def run(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None) -> Tensor:
+        """Run embedded tokens x `[T, hidden_size]` through the layers, in place; return these rows, or all, normed."""
         step = self.activations(x, meta)
         store: Any = kv
         if store.direct and store.kernel.native:
@@ -177,7 +181,7 @@ class PackedModel(nn.Module):
             layer(step, kv, meta)
         if self.exchange_struct.failed:
             self.exchange.check(self.exchange_struct.failed)
-        return x[rows]
+        return self.norm(x if rows is None else x[rows])
 
     def activations(self, x: Tensor, meta: Any) -> Activations:
         """Allocate the step's memory; ValueError if the plan is for another number of tokens."""
@@ -191,9 +195,9 @@ class PackedModel(nn.Module):
         return Activations(x, cos, sin, self.shape, self.exchange_struct)
 
     def run_layers(
-        self, step: Activations, caches: Sequence[LayerCache], kernel: Kernel, meta: ForwardMeta, rows: Tensor
+        self, step: Activations, caches: Sequence[LayerCache], kernel: Kernel, meta: ForwardMeta, rows: Tensor | None
     ) -> Tensor:
-        """Run all layers in one call and return `rows`. Everything that C++ relies on is checked first.
+        """Run layers and norm in one call; return `rows`, or all. Everything that C++ relies on is checked first.
 
         If each row is the last of its sequence, the last layer computes only K and V for all others.
 
@@ -204,19 +208,23 @@ class PackedModel(nn.Module):
         assert kernel.native is not None
         self.check_caches(step, caches, kernel, Tables(starts, starts, kv_lens))
         caches = contiguous(caches)
-        sampled_starts = None if len(rows) == len(step.x) else starts_of(rows, starts)
-        step.keep(torch.arange(len(step.x)) if sampled_starts is None else rows)
+        sampled_starts = None if rows is None else starts_of(rows, starts)
+        if rows is not None and sampled_starts is not None:
+            step.keep(rows)
+            rows = None
         tables = Tables(starts, starts if sampled_starts is None else sampled_starts, kv_lens)
         pool = pool_struct(kernel.native(self.functions.dtype), caches, tables, self.shape.dim**-0.5)
         threads = torch.get_num_threads()
         if len(self.seconds) not in (0, threads):
             raise ValueError(f"{threads} threads; `timed` has room for {len(self.seconds)}")
         step.struct.seconds = self.seconds.data_ptr() if len(self.seconds) else None
-        bad = self.functions.run_layers(self.shape, self.structs, len(self.structs), step.struct, pool, threads)
+        model = self.shape, self.structs, len(self.structs), self.norm.weight.data_ptr()
+        bad = self.functions.run_layers(*model, step.struct, pool, threads)
         refuse_table(bad, pool)
         if self.exchange_struct.failed:
             self.exchange.check(self.exchange_struct.failed)
-        return step.x[rows] if sampled_starts is None else step.x[: len(rows)]
+        kept = step.normed[: step.struct.samples]
+        return kept if rows is None else kept[rows]
 
     def check_caches(self, step: Activations, caches: Sequence[LayerCache], kernel: Kernel, tables: Tables) -> None:
         """Raise ValueError unless the caches fit this model, this step and the kernel."""
@@ -226,5 +234,4 @@ class PackedModel(nn.Module):
                 f"the store has {len(caches)} layers of {num_heads} heads; "
                 f"this model needs {len(self.structs)} of {self.shape.kv_heads}"
             )
-        q = step.qkv.view(len(step.x), -1, self.shape.dim)[:, : self.shape.heads]
-        check_caches(q, caches, kernel, tables)
+        check_caches(step.attended.view(len(step.x), self.shape.heads, self.shape.dim), caches, kernel, tables)

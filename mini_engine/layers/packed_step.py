@@ -49,6 +49,7 @@ class Activations:
             activated=memory(self.activated),
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
+            samples=len(x),
             exchange=pointer(exchange),
         )
 
@@ -60,7 +61,7 @@ class Activations:
 
 def memory(rows: Tensor) -> native.Place:
     """Return the struct that describes `rows`, `[T, width]`, to C++."""
-    return native.Place(data=rows.data_ptr(), stride=rows.stride(0))
+    return native.Place(rows.data_ptr(), rows.stride(0))
 
 
 def starts_of(rows: Tensor, cu_seqlens_q: Tensor) -> Tensor | None:
@@ -114,10 +115,9 @@ def check_slots(cache: LayerCache, first: Tensor, num_tokens: int) -> None:
     slots, num_slots = cache.slots, first.shape[0] * first.shape[1]
     if slots.dtype != torch.int64 or slots.shape != (num_tokens,):
         raise ValueError(f"slot_mapping is {slots.dtype} {list(slots.shape)}; slots are int64 [{num_tokens}]")
-    if num_tokens:
-        lowest, highest = (int(slot) for slot in slots.aminmax())
-        if lowest < 0 or highest >= num_slots:
-            raise ValueError(f"slots {lowest} … {highest} are not all in 0 … {num_slots - 1}")
+    values = slots.tolist()
+    if num_tokens and not 0 <= min(values) <= max(values) < num_slots:
+        raise ValueError(f"slots {min(values)} … {max(values)} are not all in 0 … {num_slots - 1}")
 
 
 def refuse_table(bad: int, pool: native.Pool) -> None:

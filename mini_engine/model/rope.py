@@ -38,9 +38,12 @@ class RotaryEmbedding(nn.Module):
         Returns:
             cos and sin, each `[T, D]`: the D/2 angles twice, as rotate-half needs them.
         """
-        angles = positions[:, None].float() * self.inv_freq
+        angles = positions[:, None] * self.inv_freq
         angles = torch.cat((angles, angles), dim=-1)
-        return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
+        cos, sin = angles.cos(), angles.sin()
+        if self.scale != 1:
+            cos, sin = cos * self.scale, sin * self.scale
+        return cos.to(dtype), sin.to(dtype)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -117,14 +117,14 @@ def python_steps(function):
 
 
 @pytest.mark.task(6)
-def test_python_loops_over_chunks_not_over_tokens():
-    few, many = ([chunk(length, 0, length, range(1, 1 + -(-length // 4)))] for length in (8, 808))
-    plan_step(few, 4, CPU)
-    more = python_steps(lambda: plan_step(many, 4, CPU)) - python_steps(lambda: plan_step(few, 4, CPU))
+def test_python_loops_over_chunks_and_blocks_not_over_tokens():
+    few, many = ([chunk(length, 0, length, range(1, 9))] for length in (8, 808))
+    plan_step(few, 101, CPU)
+    more = python_steps(lambda: plan_step(many, 101, CPU)) - python_steps(lambda: plan_step(few, 101, CPU))
     assert more < 400, (
         f"a chunk of 808 tokens takes {more} Python instructions more than one of 8: something loops over tokens in "
-        "Python. A step has thousands of tokens: join slices of token_ids (chain), and compute positions and slots "
-        "with array operations"
+        "Python. A step has thousands of tokens: join slices of token_ids, and add the positions of a chunk and the "
+        "slots of a block in one call each"
     )
 
 

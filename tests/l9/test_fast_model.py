@@ -208,13 +208,26 @@ def test_attention_sees_one_query_for_each_sampled_row():
 
 
 @needs_compiler
-@pytest.mark.parametrize("rows", [[3], [8, 0], [23, 9, 8], [8, 8]])
-def test_rows_inside_a_sequence_or_in_any_order_may_be_requested(rows):
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("rows", [[3], [8, 0], [23, 9, 8], [8, 8], [9, 23], [*range(24)], [*range(23, -1, -1)]])
+def test_rows_inside_a_sequence_or_in_any_order_may_be_requested(rows, dtype):
     model = fast_model()
     ids, pool, meta = prefill(model, 9, 1, 14)
     with torch.inference_mode():
         every = model(ids, pool, meta)
-        assert torch.equal(model(ids, pool, meta, rows=torch.tensor(rows)), every[rows])
+        assert torch.equal(model(ids, pool, meta, rows=torch.tensor(rows, dtype=dtype)), every[rows])
+
+
+@needs_compiler
+def test_the_last_norm_has_weights_of_its_own():
+    slow, fast = (load_model(checkpoint(FAMILY)) for _ in range(2))
+    weight = torch.randn(slow.model.norm.weight.shape)
+    for model in (slow, fast):
+        model.model.norm.weight.data.copy_(weight)
+    fast = speed_up(fast, "packed")
+    ids, pool, meta = prefill(fast, 9, 1)
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(ids, pool, meta), slow(ids, pool, meta), rtol=1e-4, atol=1e-5)
 
 
 # ---------------------------------------------------------------- rejected input

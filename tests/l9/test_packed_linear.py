@@ -124,7 +124,7 @@ def test_a_row_of_nan_stays_a_row_of_nan(inputs, dtype):
 def test_rows_and_weights_that_are_not_contiguous(dtype):
     weight, _, layer = make(33, 50, dtype)
     wide = torch.randn(9, 120).to(dtype)
-    for x in (wide[:, 10:60], wide[::2, 10:60], wide.T[10:60].T, wide[:, ::2][:, :50]):
+    for x in (wide[:, 10:60], wide[::2, 10:60], wide.T[10:60].T, wide[:, ::2][:, :50], wide[:1, ::2][:, :50]):
         assert torch.equal(layer(x), layer(x.clone(memory_format=torch.contiguous_format)))
     odd = torch.randn(50, 33).to(dtype).T  # a weight that is not contiguous
     x = wide[:, :50].contiguous()
