@@ -13,7 +13,6 @@ from mini_engine.layers import native
 from mini_engine.layers.blocks import PackedEntry, PackedFinish, normed
 from mini_engine.layers.exchange import Exchange
 from mini_engine.layers.fast_model import with_torch_layers
-from mini_engine.layers.packed_step import once
 from mini_engine.layers.torch_layers import FastNorm, Join, TorchAttention, TorchDecoderLayer, TorchModel
 from mini_engine.model.causal_lm import CausalLM
 
@@ -28,14 +27,9 @@ class FastHeadGatedAttention(TorchAttention):
         super().__init__(attention, norm, matrix, gate, **scale)
         self.rotation = attention.rotation
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: Any, meta: Any) -> Tensor:
-        """Write K and V of x `[T, hidden_size]`; return gated attention `[T, H_q * D]`. cos, sin: `[2, T, D]`."""
-        cos, sin = (once(angles, self.rotation, self.its) for angles in (cos, sin))
-        return super().forward(x, cos, sin, kv, meta)
-
-    def its(self, angles: Tensor) -> Tensor:
-        """Return the angles of this layer's type."""
-        return angles[self.rotation]
+    def forward(self, x: Tensor, cos: Any, sin: Any, kv: Any, meta: Any) -> Tensor:
+        """Write K and V of x `[T, hidden_size]`; return gated attention `[T, H_q * D]`. cos, sin: two `[T, D]` each."""
+        return super().forward(x, cos[self.rotation], sin[self.rotation], kv, meta)
 
 
 class FastShortConv(nn.Module):

@@ -53,9 +53,10 @@ class Feed(NamedTuple):
 
     def check(self, num_rows: int, num_slots: int) -> None:
         """Raise ValueError unless all rows and slots exist."""
-        for slots in (self.sources, self.slots):
-            if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
-                raise ValueError(f"state slots {slots.tolist()} are not all in 0 … {num_slots - 1}")
+        for slots in (self.slots,) if self.sources is self.slots else (self.sources, self.slots):
+            numbers = slots.tolist()
+            if numbers and not 0 <= min(numbers) <= max(numbers) < num_slots:
+                raise ValueError(f"state slots {numbers} are not all in 0 … {num_slots - 1}")
         if self.rows is None or self.counts is None:
             if len(self.slots) != num_rows:
                 raise ValueError(f"there are {len(self.slots)} state slots for {num_rows} rows; one for each is needed")

@@ -61,7 +61,7 @@ class StateMixer:
         self.project, self.index = project, index
         sizes = project.linear.packed
         self.widths, dtype = (sizes.in_features, sizes.out_features, width), sizes.tiles.dtype
-        self.shapes = (dtype, *map(torch.Size, shapes))
+        self.shapes, self.key = (dtype, *map(torch.Size, shapes)), ("states", self.widths)
 
     def run(self, x: Tensor, step: StateStep) -> Tensor:
         """Advance the states by x `[T, hidden_size]`; return results `[T, width]`, which the next layer overwrites.
@@ -69,7 +69,7 @@ class StateMixer:
         Raises:
             ValueError: x, the states or the step's feeds do not fit this layer. Nothing is written.
         """
-        shared = once(x, ("states", self.widths), self.share)
+        shared = once(x, self.key, self.share)
         if step.feeds.num_rows != shared.at.rows:
             raise ValueError(f"x has {shared.at.rows} rows; this step has {step.feeds.num_rows}")
         states = step.addresses(self.index, self.shapes)
