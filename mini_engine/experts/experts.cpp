@@ -93,7 +93,7 @@ struct Experts {
 };
 
 template <typename T>
-static void finish(const Half* mixer, const Norm& norm, const Router& router, Work w, int threads) {
+static void finish(const Half& mixer, const Place& mixed, const Norm& norm, const Router& router, Work w, int threads) {
     std::vector<int64_t> choices(w.rows * w.chosen);
     std::vector<float> weights(choices.size()), shares(w.rows, 1.f), room(w.rows * router.matrix.outputs);
     w.choices = choices.data(), w.weights = weights.data(), w.shared_weights = shares.data();
@@ -102,7 +102,8 @@ static void finish(const Half* mixer, const Norm& norm, const Router& router, Wo
     const Rows<float> logits{room.data(), w.rows, router.matrix.outputs, router.matrix.outputs};
 #pragma omp parallel num_threads(threads)
     {
-        if (mixer) Block<T>::add(*mixer), barrier();
+        Block<T>::add(mixer, w.rows, w.out, mixed, {});
+        barrier();
         rms_norm(x, norm.weight, norm.eps, normed);
         barrier();
         store_logits(normed, router, logits);
@@ -122,9 +123,9 @@ static void finish(const Half* mixer, const Norm& norm, const Router& router, Wo
         Experts<T> experts(*work);                                                                                  \
         _Pragma("omp parallel num_threads(threads)") experts.run();                                                 \
     }                                                                                                               \
-    extern "C" void finish_##NAME(const Half* mixer, const Norm* norm, const Router* router, const Work* work,      \
-                                  int threads) {                                                                    \
-        finish<T>(mixer, *norm, *router, *work, threads);                                                           \
+    extern "C" void finish_##NAME(const Half* mixer, const Place* mixed, const Norm* norm, const Router* router,    \
+                                  const Work* work, int threads) {                                                  \
+        finish<T>(*mixer, *mixed, *norm, *router, *work, threads);                                                  \
     }
 FUNCTIONS(float, f32)
 FUNCTIONS(bf16, bf16)

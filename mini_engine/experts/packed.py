@@ -58,7 +58,7 @@ class Router(ctypes.Structure):
 
 FUNCTIONS = {
     "experts": Signature((POINTER(Work), c_int), None),
-    "finish": Signature((POINTER(Half), POINTER(Norm), POINTER(Router), POINTER(Work), c_int), None),
+    "finish": Signature((POINTER(Half), POINTER(Place), POINTER(Norm), POINTER(Router), POINTER(Work), c_int), None),
 }
 LIBRARY = Library(SOURCES, FUNCTIONS, "the packed backend", "use torch's")
 

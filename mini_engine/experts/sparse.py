@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from mini_engine.experts.feed_forward import SparseFeedForward
 from mini_engine.experts.packed import LIBRARY, PackedExperts, Router, Work, struct_of
-from mini_engine.layers.blocks import Norm, check_rows, describe, half_of, scale_of
+from mini_engine.layers.blocks import Norm, check_rows, half_of, scale_of
 from mini_engine.layers.packed_layers import PackedLinear
-from mini_engine.layers.packed_step import alloc_padded
+from mini_engine.layers.packed_step import alloc_padded, memory
 
 Pack = Callable[[Tensor], PackedLinear]
 
@@ -42,16 +42,16 @@ class PackedSparse(nn.Module):
 
     Args:
         mlp: has all experts of the layer; gives up its weights. norm: in front of it. linear: packs a matrix.
-        out: the mixer's last matrix; None: x has the mixer's result already.
+        out: the mixer's last matrix.
 
     Raises:
         UserError: the library cannot be built here.
     """
 
-    def __init__(self, mlp: SparseFeedForward, norm: Any, linear: Pack, out: PackedLinear | None = None) -> None:
+    def __init__(self, mlp: SparseFeedForward, norm: Any, linear: Pack, out: PackedLinear) -> None:
         super().__init__()
         self.function = LIBRARY.function("finish", mlp.gate.weight.dtype)
-        self.out, self.residual = out, None if out is None else half_of(out)
+        self.out, self.residual = out, half_of(out)
         self.scale = scale_of(norm)
         self.norm = Norm(self.scale.data_ptr(), norm.eps)
         self.router, self.experts = PackedRouter(mlp, linear), PackedExperts(mlp.experts, linear)
@@ -83,22 +83,19 @@ class PackedSparse(nn.Module):
             self.places.append((place, rows * place.stride * row.element_size()))
         self.row_bytes = sum(size for _, size in self.places)
 
-    def forward(self, x: Tensor, mixed: Tensor | None = None) -> Tensor:
-        """Add the results for x `[T, hidden_size]`, in place. mixed: `[T, …]`, the mixer's; None if there is no `out`.
+    def forward(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Add the results for x `[T, hidden_size]`, in place. mixed: `[T, …]`, the mixer's.
 
         Raises:
             ValueError: the rows are not this layer's.
         """
         check_rows(x, self.router.logits)
-        if self.out is not None and self.residual is not None:
-            assert mixed is not None
-            check_rows(mixed, self.out)
-            describe(self.residual, x, mixed, x)
+        check_rows(mixed, self.out)
         work, count = self.work, len(x)
         work.rows, work.out.data, work.out.stride = count, x.data_ptr(), x.stride(0)
         buffer = torch.empty(count * self.row_bytes, dtype=torch.uint8)
         at = buffer.data_ptr()
         for place, size in self.places:
             place.data, at = at, at + count * size
-        self.function(self.residual, self.norm, self.router.struct, work, torch.get_num_threads())
+        self.function(self.residual, memory(mixed), self.norm, self.router.struct, work, torch.get_num_threads())
         return x

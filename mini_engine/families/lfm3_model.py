@@ -1,7 +1,7 @@
 """Lesson 15. The layers of LFM3: short convolutions, windows and full attention in one model.
 
 Attention is lesson 0's with a gate for each head. Full layers and those with windows rotate by other angles, so `cos`
-and `sin` are `[2, T, D]` here. Layers are counted by what they keep: those with K and V, and those with a state.
+and `sin` are two `[T, D]` each here. Layers are counted by what they keep: those with K and V, and those with a state.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ class TwoRotations(nn.Module):
         frequencies = torch.stack([inverse_frequencies(rope, head_dim) for rope in ropes])
         self.register_buffer("inv_freq", frequencies, persistent=False)
 
-    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine of the angles at `positions` `[T]`, each `[2, T, D]` float32, whatever the dtype."""
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Return cosines and sines of the angles at `positions` `[T]`: two `[T, D]` each, float32 for any dtype."""
         angles = positions[None, :, None].float() * self.inv_freq[:, None]
         angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos(), angles.sin()
+        return angles.cos().unbind(), angles.sin().unbind()
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
@@ -51,7 +51,7 @@ class HeadGatedAttention(Qwen3Attention):
     """Lesson 0's attention, with float32 angles of the layer's type, and a gate from 0 to 1 for each head.
 
     Args:
-        index: among the layers with K and V. rotation: the layer's row of `cos` and `sin`. has_gate: False leaves
+        index: among the layers with K and V. rotation: the layer's index in `cos` and `sin`. has_gate: False leaves
             the gates out. norm: of the heads. scale: multiplies the queries.
     """
 
@@ -68,10 +68,10 @@ class HeadGatedAttention(Qwen3Attention):
         self.rotation, self.scale = rotation, scale
         self.gate_proj = Linear(config.hidden_size, config.num_attention_heads, bias=False) if has_gate else None
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
-        heads, cos, sin = (len(x), -1, self.head_dim), cos[self.rotation], sin[self.rotation]
-        q = scaled(apply_rope(self.q_norm(self.q_proj(x).view(heads)), cos, sin).to(x.dtype), self.scale)
-        k = apply_rope(self.k_norm(self.k_proj(x).view(heads)), cos, sin).to(x.dtype)
+    def forward(self, x: Tensor, cos: Any, sin: Any, kv: KvStore, meta: Any) -> Tensor:
+        heads, angles = (len(x), -1, self.head_dim), (cos[self.rotation], sin[self.rotation])
+        q = scaled(apply_rope(self.q_norm(self.q_proj(x).view(heads)), *angles).to(x.dtype), self.scale)
+        k = apply_rope(self.k_norm(self.k_proj(x).view(heads)), *angles).to(x.dtype)
         kv.set_kv(self.layer_idx, meta.slot_mapping, k, self.v_proj(x).view(heads))
         out = kv.attend(self.layer_idx, q, meta)
         if self.gate_proj is not None:

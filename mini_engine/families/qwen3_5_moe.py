@@ -15,19 +15,16 @@ from torch import nn
 from mini_engine.checkpoint.config_schema import WIDTH, check, validator
 from mini_engine.experts.config import ExpertSizes, read_experts
 from mini_engine.experts.experts import Experts
-from mini_engine.experts.fast import SparseDecoderLayer, experts_maker
+from mini_engine.experts.fast import sparse_layers
 from mini_engine.experts.feed_forward import SparseFeedForward
 from mini_engine.experts.router import SoftmaxRouter
-from mini_engine.experts.sparse import PackedSparse
 from mini_engine.families.qwen3_5 import FAMILY as DENSE
 from mini_engine.hybrid.fast import hybrid_decoder
 from mini_engine.hybrid.hybrid_config import HybridConfig, read_hybrid, text_settings
 from mini_engine.hybrid.model import hybrid_model, swiglu
-from mini_engine.hybrid.native import NativeStep
 from mini_engine.layers import native
 from mini_engine.layers.exchange import Exchange
-from mini_engine.layers.packed_layers import PackedLinear
-from mini_engine.layers.torch_layers import Join, TorchModel
+from mini_engine.layers.torch_layers import TorchModel
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.layers import Linear
 
@@ -62,13 +59,7 @@ def experts_of(config: HybridMoeConfig) -> nn.Module:
 
 def decoder(model: CausalLM, functions: native.Functions | None, exchange: Exchange) -> TorchModel:
     """Return the decoder with fast layers."""
-    packed: Any = functions  # `half` is for packed layers
-    layer = partial(SparseDecoderLayer, experts=experts_maker(functions))
-
-    def half(mlp: Any, norm: nn.Module, matrix: Join, step: NativeStep) -> nn.Module:
-        return PackedSparse(mlp, norm, partial(PackedLinear, packed))
-
-    return hybrid_decoder(model, functions, exchange, layer, half)
+    return hybrid_decoder(model, functions, exchange, *sparse_layers(functions))
 
 
 FAMILY = DENSE._replace(

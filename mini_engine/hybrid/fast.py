@@ -1,27 +1,25 @@
 """Lesson 11. A hybrid with lesson 9's linear layers: packed matrices, joined where they share an input.
 
-With packed matrices half a layer is one call of `native.py`: a delta net, and feed-forward.
+With packed matrices a delta net is one call, but for its last matrix, where the store leaves states to C++.
 """
 
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any, cast
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mini_engine.hybrid.model import GatedAttention, GatedDeltaNet, HybridStore, ZeroCentredRMSNorm
-from mini_engine.hybrid.native import Gates, Half, NativeStep, by_tap
-from mini_engine.hybrid.store import HybridKv
+from mini_engine.hybrid.model import GatedAttention, GatedDeltaNet, ZeroCentredRMSNorm
+from mini_engine.hybrid.native import NativeStep, step_sizes
+from mini_engine.hybrid.packed_mixers import PackedDeltaNet
 from mini_engine.layers import native
-from mini_engine.layers.exchange import WHOLE, Exchange
-from mini_engine.layers.fast_model import join_packed, with_torch_layers
-from mini_engine.layers.packed_layers import PackedLinear
-from mini_engine.layers.packed_norm import PackedNorm
+from mini_engine.layers.block_layer import dense_finish
+from mini_engine.layers.blocks import PackedEntry, normed
+from mini_engine.layers.exchange import Exchange
+from mini_engine.layers.fast_model import FastMixers, with_torch_layers
 from mini_engine.layers.torch_layers import Join, TorchAttention, TorchDecoderLayer, TorchModel
 from mini_engine.model.causal_lm import CausalLM
-from mini_engine.model.decoder import Decoder, DecoderLayer
-from mini_engine.model.layers import SwiGLU
 
 
 def one_more(norm: ZeroCentredRMSNorm) -> Tensor:
@@ -72,98 +70,31 @@ class FastDeltaNet(nn.Module):
 
     def __init__(self, net: GatedDeltaNet, norm: nn.Module, matrix: Join) -> None:
         super().__init__()
-        self.index, self.norm, self.gated_norm = net.index, norm, net.norm
+        self.config, self.index, self.gated_norm = net.config, net.index, net.norm
         self.conv_weight = net.conv1d.weight.data[:, 0].contiguous()
         self.rate, self.dt_bias = net.A_log.data.float().exp(), net.dt_bias.data.float()
         four = (net.in_proj_qkv, net.in_proj_z, net.in_proj_b, net.in_proj_a)
-        self.sizes = [linear.out_features for linear in four]
-        self.project, self.out = matrix(*four), matrix(net.out_proj)
+        self.widths = [linear.out_features for linear in four]
+        self.project, self.out = normed(norm, matrix(*four)), matrix(net.out_proj)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridStore, meta: Any) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: Any, meta: Any) -> Tensor:
         """Advance the states by x `[T, hidden_size]`; return the gated outputs `[T, value_dim]`."""
-        qkv, z, b, a = self.project(self.norm(x)).split(self.sizes, dim=-1)
+        if self.packed is not None and kv.state_step is not None:
+            return self.packed.run(x, kv.state_step)
+        qkv, z, b, a = self.project(x).split(self.widths, dim=-1)
         g = -self.rate * F.softplus(a.float() + self.dt_bias)
         out = kv.scan(self.index, qkv, g, b.float().sigmoid(), self.conv_weight, meta)
         return self.gated_norm(out, z.reshape(out.shape)).flatten(1)
 
-
-FAST_MIXERS = {GatedDeltaNet: FastDeltaNet, GatedAttention: FastGatedAttention}
-
-
-class PackedDeltaNet(FastDeltaNet):
-    """A delta net that is a single call, where the store leaves states to C++."""
-
-    def __init__(self, net: GatedDeltaNet, norm: FastZeroCentredNorm, matrix: Join) -> None:
-        super().__init__(net, norm, matrix)
-        self.norm_weight, self.taps = net.norm.weight.data.float(), by_tap(self.conv_weight)
-        pointers = dict(rate=self.rate, dt_bias=self.dt_bias, norm=self.norm_weight)
-        self.gates = Gates(eps=net.norm.eps, **{name: tensor.data_ptr() for name, tensor in pointers.items()})
-        self.struct = half_of(norm, first=self.project, last=self.out)
-
-    def add_to(self, x: Tensor, kv: HybridKv) -> Tensor:
-        """Add the output for a step's tokens to x `[T, hidden_size]`, in place."""
-        assert kv.native_step is not None and kv.feeds is not None
-        states = kv.states.get_layer_state(self.index)
-        return kv.native_step.delta_net(x, self.struct, self.gates, states, self.taps, kv.feeds)
+    @cached_property
+    def packed(self) -> PackedDeltaNet | None:
+        """All but the last matrix in one call; None: the matrix is not packed."""
+        if not isinstance(self.project, PackedEntry):
+            return None
+        return PackedDeltaNet(self.project, self.index, step_sizes(self.config), self)
 
 
-class PackedFeedForward(nn.Module):
-    """Half a layer in one call: norm, feed-forward block and residual."""
-
-    def __init__(self, mlp: SwiGLU, norm: FastZeroCentredNorm, matrix: Join, step: NativeStep) -> None:
-        super().__init__()
-        self.norm, self.step = norm, step
-        self.gate, self.up, self.down = matrix(mlp.gate_proj), matrix(mlp.up_proj), matrix(mlp.down_proj)
-        self.struct = half_of(norm, first=self.gate, second=self.up, last=self.down)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add the output of the feed-forward block to x `[T, hidden_size]`, in place."""
-        return self.step.feed_forward(x, self.struct)
-
-
-class PackedHybridLayer(nn.Module):
-    """A decoder layer in two halves: mixer, and feed-forward.
-
-    Args:
-        feed_forward: makes the second half of the feed-forward block, its norm, `matrix` and `step`.
-    """
-
-    def __init__(
-        self,
-        layer: DecoderLayer,
-        matrix: Join,
-        step: NativeStep,
-        feed_forward: Callable[..., nn.Module] = PackedFeedForward,
-    ) -> None:
-        super().__init__()
-        fast: Any = PackedDeltaNet if isinstance(layer.mixer, GatedDeltaNet) else FastGatedAttention
-        self.mixer = fast(layer.mixer, FastZeroCentredNorm(layer.input_layernorm), matrix)
-        self.feed_forward = feed_forward(layer.mlp, FastZeroCentredNorm(layer.post_attention_layernorm), matrix, step)
-
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridKv, meta: Any, rows: Tensor | None = None
-    ) -> Tensor:
-        if isinstance(self.mixer, PackedDeltaNet) and kv.native_step:
-            x = self.mixer.add_to(x, kv)
-        else:
-            x = x + self.mixer.out(self.mixer(x, cos, sin, kv, meta))
-        return self.feed_forward(x if rows is None else x[rows])
-
-
-def half_of(norm: FastZeroCentredNorm, **linears: nn.Module) -> Half:
-    """Return the struct of half a layer; the modules must outlive it."""
-    packed = {name: cast(PackedLinear, linear) for name, linear in linears.items()}
-    matrices = {name: linear.matrix for name, linear in packed.items()}
-    hidden, width = packed["first"].packed.in_features, packed["last"].packed.in_features
-    return Half(hidden=hidden, width=width, norm=norm.scale.data_ptr(), eps=norm.eps, **matrices)
-
-
-class PackedHybrid(TorchModel):
-    """A decoder over packed matrices. native_step: the C++ step that its store can use, too."""
-
-    def __init__(self, decoder: Decoder, layers: Iterable[nn.Module], norm: nn.Module, native_step: NativeStep) -> None:
-        super().__init__(decoder, layers, norm)
-        self.native_step = native_step
+FAST_MIXERS: FastMixers = {GatedDeltaNet: FastDeltaNet, GatedAttention: FastGatedAttention}
 
 
 def hybrid_decoder(
@@ -171,25 +102,15 @@ def hybrid_decoder(
     functions: native.Functions | None,
     exchange: Exchange,
     layer: Callable[..., TorchDecoderLayer] = TorchDecoderLayer,
-    feed_forward: Callable[..., nn.Module] = PackedFeedForward,
+    finish: Callable[..., nn.Module] = dense_finish,
 ) -> TorchModel:
-    """Return a hybrid's decoder with fast layers.
-
-    Args:
-        layer: makes torch's layers. feed_forward: as for `PackedHybridLayer`.
-    """
-    fast = partial(with_torch_layers, model, functions, exchange, FAST_MIXERS, FastZeroCentredNorm, layer)
-    if functions is None:
-        return fast()
-    step, matrix = NativeStep(model.config, model.dtype), partial(join_packed, functions)
-    if exchange is WHOLE:
-        layers = (PackedHybridLayer(loaded, matrix, step, feed_forward) for loaded in model.model.layers)
-    else:  # the exchange comes in the middle of such a layer's calls
-        layers = fast().layers
-    norm = PackedNorm(functions, FastZeroCentredNorm(model.model.norm))
-    return PackedHybrid(model.model, layers, norm, step)
+    """Return a hybrid's decoder with fast layers. layer, finish: as for `with_torch_layers`."""
+    norm = FastZeroCentredNorm
+    return with_torch_layers(model, functions, exchange, FAST_MIXERS, norm, layer, finish)
 
 
 def native_step_for(model: CausalLM) -> NativeStep | None:
     """Return the C++ step of delta nets if the model's layers are packed; None: the store uses its own."""
-    return model.model.native_step if isinstance(model.model, PackedHybrid) else None
+    mixers = [getattr(layer, "mixer", None) for layer in getattr(model.model, "layers", ())]
+    is_packed = any(isinstance(mixer, FastDeltaNet) and mixer.packed is not None for mixer in mixers)
+    return NativeStep(model.config, model.dtype) if is_packed else None

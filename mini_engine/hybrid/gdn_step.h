@@ -7,17 +7,12 @@
 
 #pragma once
 #include "../layers/fused.h"
-#include <vector>
+#include "feeds.h"
 
 extern "C" {
 struct StepSizes {
     int64_t key_heads, value_heads, key_dim, value_dim, taps;
     int64_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
-};
-struct Feeds {  // [sequences] each
-    int64_t sequences, longest;      // and the most tokens of one
-    const int64_t *rows, *counts;    // a sequence's first row, and its tokens; nullptr: row i, and one
-    const int64_t *sources, *slots;  // where the state before them is, and where the one behind goes
 };
 struct Gates {  // for a whole layer: behind qkv its rows hold z [value_heads * value_dim], b and a [value_heads]
     const float *rate, *dt_bias, *norm;   // exp(A_log) and dt_bias [value_heads], the norm's weight [value_dim]
@@ -40,9 +35,6 @@ struct DeltaStep {
     T* out;                    // [rows, value_heads, value_dim], rows `out_stride` apart
     int64_t out_stride;
     const Gates* gates;        // g and beta come from b and a, and the output is normed and gated; nullptr: as it is
-
-    static int64_t row_of(const Feeds& f, int64_t i) { return f.rows ? f.rows[i] : i; }
-    static int64_t count_of(const Feeds& f, int64_t i) { return f.counts ? f.counts[i] : 1; }
 
     struct Part {  // some tokens of a sequence: rows row ... row + count - 1, the state before them, and the one behind
         int64_t row, count, source, slot;

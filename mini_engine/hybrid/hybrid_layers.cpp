@@ -1,50 +1,12 @@
-// Lesson 11. Halves of a hybrid's layers over lesson 9's packed weights, one call each: x += last(f(first(norm(x)))).
+// Lesson 11. Mixers with a state over lesson 9's packed weights, one call each but for their last matrix.
 //
-//   feed_forward   norm, gate and up, SiLU, down and the residual
-//   delta_net      norm, the joined projection, `gdn_step.h`, the output matrix and the residual
-//
-// A norm's weight is float32 here: it is stored around 0, and 1 + weight has no exact bfloat16.
+//   delta_net    norm and the joined projection (`enter` of blocks.h), then gdn_step.h
+//   short_conv   the same with conv_step.h
+//   gdn_step     gdn_step.h alone, for a store
 
+#include "../layers/blocks.h"
+#include "conv_step.h"
 #include "gdn_step.h"
-
-extern "C" {
-struct Half {
-    int64_t tokens, hidden;
-    void *x, *normed, *inner, *result;  // [tokens, ...]: hidden, hidden, outputs of `first`, inputs of `last`
-    int64_t x_stride, normed_stride, inner_stride, result_stride;
-    const float* norm;                  // [hidden], 1 + weight
-    float eps;
-    Matrix first, second, last;         // only feed-forward has a second: up
-    int64_t width;                      // inputs of `last`
-};
-}
-
-template <typename T>
-struct HalfLayer {
-    const Half& half;
-
-    Rows<T> x() const { return {(T*)half.x, half.tokens, half.hidden, half.x_stride}; }
-    Rows<T> normed() const { return {(T*)half.normed, half.tokens, half.hidden, half.normed_stride}; }
-    Rows<T> inner() const { return {(T*)half.inner, half.tokens, half.first.outputs, half.inner_stride}; }
-    Rows<T> result() const { return {(T*)half.result, half.tokens, half.width, half.result_stride}; }
-
-    void feed_forward() const {
-        rms_norm(x(), half.norm, half.eps, normed());
-        barrier();
-        gate_and_up(normed(), half.first, half.second, result());
-        barrier();
-        add_linear(result(), half.last, x());
-    }
-
-    void delta_net(const DeltaStep<T>& step, const Feeds* feeds, int64_t count) const {
-        rms_norm(x(), half.norm, half.eps, normed());
-        barrier();
-        store_linear(normed(), half.first, inner());
-        barrier();
-        step.run(feeds, count);
-        add_linear(result(), half.last, x());
-    }
-};
 
 #define FUNCTIONS(T, NAME)                                                                                             \
     extern "C" void gdn_step_##NAME(const StepSizes* sizes, const Feeds* feeds, int64_t count, const void* qkv,        \
@@ -55,17 +17,28 @@ struct HalfLayer {
                                 (T*)conv, recurrent,   (T*)out, width, nullptr};                                       \
         _Pragma("omp parallel num_threads(threads)") step.run(feeds, count);                                           \
     }                                                                                                                  \
-    extern "C" void delta_net_##NAME(const Half* half, const StepSizes* sizes, const Feeds* feeds, int64_t count,      \
+    extern "C" void delta_net_##NAME(const Entry* entry, const StepSizes* sizes, const Feeds* feeds, int64_t count,    \
                                      const float* weight, void* conv, float* recurrent, const Gates* gates,            \
-                                     int threads) {                                                                    \
-        const DeltaStep<T> step{*sizes, (const T*)half->inner, half->inner_stride, nullptr, nullptr, weight,           \
-                                (T*)conv, recurrent, (T*)half->result, half->result_stride, gates};                    \
-        const HalfLayer<T> layer{*half};                                                                               \
-        _Pragma("omp parallel num_threads(threads)") layer.delta_net(step, feeds, count);                              \
+                                     const Place* result, int threads) {                                               \
+        const Place& inner = entry->at.out;                                                                            \
+        const DeltaStep<T> step{*sizes, (const T*)inner.data, inner.stride, nullptr, nullptr, weight,                  \
+                                (T*)conv, recurrent, (T*)result->data, result->stride, gates};                         \
+        _Pragma("omp parallel num_threads(threads)") {                                                                 \
+            Block<T>::enter(*entry);                                                                                   \
+            barrier();                                                                                                 \
+            step.run(feeds, count);                                                                                    \
+        }                                                                                                              \
     }                                                                                                                  \
-    extern "C" void feed_forward_##NAME(const Half* half, int threads) {                                               \
-        const HalfLayer<T> layer{*half};                                                                               \
-        _Pragma("omp parallel num_threads(threads)") layer.feed_forward();                                             \
+    extern "C" void short_conv_##NAME(const Entry* entry, const ConvSizes* sizes, const Feeds* feeds, int64_t count,   \
+                                      void* state, const Place* result, int threads) {                                 \
+        const int64_t rows = entry->at.rows;                                                                           \
+        const ConvStep<T> step{*sizes, Block<T>::rows(entry->at.out, rows, 3 * sizes->channels), (T*)state,            \
+                               Block<T>::rows(*result, rows, sizes->channels)};                                        \
+        _Pragma("omp parallel num_threads(threads)") {                                                                 \
+            Block<T>::enter(*entry);                                                                                   \
+            barrier();                                                                                                 \
+            step.run(feeds, count);                                                                                    \
+        }                                                                                                              \
     }
 FUNCTIONS(float, f32)
 FUNCTIONS(bf16, bf16)

@@ -107,8 +107,7 @@ class GatedDeltaNet(nn.Module):
 
     def __init__(self, config: HybridConfig, index: int) -> None:
         super().__init__()
-        self.index = index
-        self.head_dim = config.linear_value_head_dim
+        self.config, self.index = config, index
         hidden, heads = config.hidden_size, config.linear_num_value_heads
         self.in_proj_qkv = Linear(hidden, config.conv_dim, bias=False)
         self.in_proj_z = Linear(hidden, config.value_dim, bias=False)
@@ -117,7 +116,7 @@ class GatedDeltaNet(nn.Module):
         self.conv1d = ConvWeight(config.conv_dim, config.linear_conv_kernel_dim)
         self.dt_bias = nn.Parameter(torch.ones(heads))
         self.A_log = nn.Parameter(torch.zeros(heads))
-        self.norm = GatedRMSNorm(self.head_dim, config.rms_norm_eps)
+        self.norm = GatedRMSNorm(config.linear_value_head_dim, config.rms_norm_eps)
         self.out_proj = Linear(config.value_dim, hidden, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridStore, meta: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Lesson 11. Python bindings of `hybrid_layers.cpp`: delta nets, and halves of layers around them."""
+"""Lesson 11. Python bindings of `hybrid_layers.cpp`: delta nets and short convolutions."""
 
 import ctypes
 from collections.abc import Sequence
@@ -11,15 +11,12 @@ from torch import Tensor
 
 from mini_engine.base.native_build import Library, Signature
 from mini_engine.hybrid.hybrid_config import HybridConfig
-from mini_engine.layers.native import Matrix
-from mini_engine.layers.packed_step import alloc_padded
+from mini_engine.layers.blocks import SOURCES as BLOCKS
+from mini_engine.layers.blocks import Entry
+from mini_engine.layers.native import Place
 
 HERE = Path(__file__).parent
-SOURCES = (
-    *(HERE / name for name in ("hybrid_layers.cpp", "gdn_step.h")),
-    *(HERE.parent / "layers" / name for name in ("fused.h", "linear.h")),
-    HERE.parent / "attention" / "vectors.h",
-)
+SOURCES = (*(HERE / name for name in ("hybrid_layers.cpp", "gdn_step.h", "conv_step.h", "feeds.h")), *BLOCKS)
 
 
 class StepSizes(ctypes.Structure):
@@ -29,7 +26,7 @@ class StepSizes(ctypes.Structure):
 
 
 class FeedStruct(ctypes.Structure):
-    """A `Feed` with the addresses of its tensors; `gdn_step.h` has the same struct."""
+    """A `Feed` with the addresses of its tensors; `feeds.h` has the same struct."""
 
     _fields_ = (
         *((name, c_int64) for name in ("sequences", "longest")),
@@ -56,9 +53,10 @@ class Feed(NamedTuple):
 
     def check(self, num_rows: int, num_slots: int) -> None:
         """Raise ValueError unless all rows and slots exist."""
-        for slots in (self.sources, self.slots):
-            if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
-                raise ValueError(f"state slots {slots.tolist()} are not all in 0 … {num_slots - 1}")
+        for slots in (self.slots,) if self.sources is self.slots else (self.sources, self.slots):
+            numbers = slots.tolist()
+            if numbers and not 0 <= min(numbers) <= max(numbers) < num_slots:
+                raise ValueError(f"state slots {numbers} are not all in 0 … {num_slots - 1}")
         if self.rows is None or self.counts is None:
             if len(self.slots) != num_rows:
                 raise ValueError(f"there are {len(self.slots)} state slots for {num_rows} rows; one for each is needed")
@@ -93,43 +91,39 @@ class Feeds:
 
 
 class Gates(ctypes.Structure):
-    """Further weights of a full delta-net call; `gdn_step.h` has the same struct."""
+    """Further weights of a delta net in one call; `gdn_step.h` has the same struct."""
 
     _fields_ = (*((name, c_void_p) for name in ("rate", "dt_bias", "norm")), ("eps", c_float))
 
 
-class Half(ctypes.Structure):
-    """Half a layer and its activations; `hybrid_layers.cpp` has the same struct. `describe` sets the activations."""
+class ConvSizes(ctypes.Structure):
+    """A short convolution; `conv_step.h` has the same struct."""
 
-    _fields_ = (
-        *((name, c_int64) for name in ("tokens", "hidden")),
-        *((name, c_void_p) for name in ("x", "normed", "inner", "result")),
-        *((name, c_int64) for name in ("x_stride", "normed_stride", "inner_stride", "result_stride")),
-        ("norm", c_void_p),
-        ("eps", c_float),
-        *((name, Matrix) for name in ("first", "second", "last")),
-        ("width", c_int64),
-    )
-
-    def describe(self, **activations: Tensor) -> None:
-        """Point to this step's activations, `[T, width]` each."""
-        for name, rows in activations.items():
-            setattr(self, name, rows.data_ptr())
-            setattr(self, f"{name}_stride", rows.stride(0))
-        self.tokens = len(activations["x"])
+    _fields_ = (*((name, c_int64) for name in ("channels", "taps")), *((name, c_void_p) for name in ("weight", "bias")))
 
 
 CALL = (POINTER(StepSizes), POINTER(FeedStruct), c_int64)
 FUNCTIONS = {
     "gdn_step": Signature((*CALL, c_void_p, c_int64, *[c_void_p] * 6, c_int), None),
-    "delta_net": Signature((POINTER(Half), *CALL, *[c_void_p] * 3, POINTER(Gates), c_int), None),
-    "feed_forward": Signature((POINTER(Half), c_int), None),
+    "delta_net": Signature((POINTER(Entry), *CALL, *[c_void_p] * 3, POINTER(Gates), POINTER(Place), c_int), None),
+    "short_conv": Signature((POINTER(Entry), POINTER(ConvSizes), *CALL[1:], c_void_p, POINTER(Place), c_int), None),
 }
 LIBRARY = Library(SOURCES, FUNCTIONS, "the C++ step", "use the torch backend")
 
 
+def step_sizes(config: HybridConfig) -> StepSizes:
+    """Return the sizes of this model's delta nets."""
+    return StepSizes(
+        key_heads=config.linear_num_key_heads,
+        value_heads=config.linear_num_value_heads,
+        key_dim=config.linear_key_head_dim,
+        value_dim=config.linear_value_head_dim,
+        taps=config.linear_conv_kernel_dim,
+    )
+
+
 class NativeStep:
-    """Advances states by some tokens each: alone, for `HybridKv`, or in a layer.
+    """Advances the states of `HybridKv` by some tokens each.
 
     Raises:
         UserError: the dtype is not supported, or the library cannot be built here.
@@ -137,15 +131,8 @@ class NativeStep:
 
     def __init__(self, config: HybridConfig, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self.functions = {name: LIBRARY.function(name, dtype) for name in FUNCTIONS}
-        self.sizes = StepSizes(
-            key_heads=config.linear_num_key_heads,
-            value_heads=config.linear_num_value_heads,
-            key_dim=config.linear_key_head_dim,
-            value_dim=config.linear_value_head_dim,
-            taps=config.linear_conv_kernel_dim,
-        )
-        self.hidden, self.conv_dim, self.value_dim = config.hidden_size, config.conv_dim, config.value_dim
+        self.function = LIBRARY.function("gdn_step", dtype)
+        self.sizes, self.conv_dim = step_sizes(config), config.conv_dim
 
     def __call__(
         self, states: tuple[Tensor, Tensor], qkv: Tensor, g: Tensor, beta: Tensor, weight: Tensor, feeds: Feeds
@@ -165,41 +152,8 @@ class NativeStep:
         g, beta, weight = g.float().contiguous(), beta.float().contiguous(), by_tap(weight)
         pointers = [x.data_ptr() for x in (g, beta, weight, conv, recurrent, out)]
         call = self.sizes, feeds.structs, len(feeds.structs)
-        self.functions["gdn_step"](*call, qkv.data_ptr(), qkv.stride(0), *pointers, torch.get_num_threads())
+        self.function(*call, qkv.data_ptr(), qkv.stride(0), *pointers, torch.get_num_threads())
         return out
-
-    def delta_net(
-        self, x: Tensor, half: Half, gates: Gates, states: tuple[Tensor, Tensor], weight: Tensor, feeds: Feeds
-    ) -> Tensor:
-        """Add a delta net's result to x `[T, hidden]`, in place: norm, projection, rule, gate and output matrix.
-
-        Args:
-            half, gates: the layer's weights. states, feeds: as above. weight: of the convolution, `by_tap`.
-
-        Raises:
-            ValueError: the shapes are not this model's; nothing was written.
-        """
-        recurrent, conv = states
-        self.check_rows(x, [feeds.num_rows, self.hidden])
-        inner = x.new_empty(len(x), half.first.outputs)  # qkv, z, b and a of each token, one after the other
-        normed, result = alloc_padded(x, self.hidden), alloc_padded(x, self.value_dim)  # names keep the memory alive
-        half.describe(x=x, normed=normed, inner=inner, result=result)
-        call = half, self.sizes, feeds.structs, len(feeds.structs)
-        pointers = weight.data_ptr(), conv.data_ptr(), recurrent.data_ptr()
-        self.functions["delta_net"](*call, *pointers, gates, torch.get_num_threads())
-        return x
-
-    def feed_forward(self, x: Tensor, half: Half) -> Tensor:
-        """Add the feed-forward block's result to x `[T, hidden]`, in place: norm, gate and up, SiLU, down.
-
-        Raises:
-            ValueError: x has another dtype or shape; nothing was written.
-        """
-        self.check_rows(x, [len(x), self.hidden])
-        normed, result = alloc_padded(x, self.hidden), alloc_padded(x, half.width)
-        half.describe(x=x, normed=normed, result=result)
-        self.functions["feed_forward"](half, torch.get_num_threads())
-        return x
 
     def check_rows(self, rows: Tensor, shape: list[int]) -> None:
         """Raise ValueError unless the rows have this shape and the model's dtype, and each is contiguous."""

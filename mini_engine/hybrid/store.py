@@ -11,6 +11,7 @@ from torch import Tensor
 from mini_engine.hybrid.delta_rule import advance_conv, causal_conv, chunk_scan, depthwise, l2norm, recurrent_step
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.native import Feed, Feeds, NativeStep
+from mini_engine.hybrid.packed_mixers import StateStep
 from mini_engine.kv.block_tensor import ForwardMeta
 from mini_engine.kv.store_around import StoreAround
 from mini_engine.layers.direct_step import in_step
@@ -58,14 +59,14 @@ class HybridKv(StoreAround):
     Args:
         kv: lesson 3's pool, or a store over it (lessons 15 and 16).
         native_step: lesson 11's C++ for delta nets; None for torch.
-        feeds: of the step whose layers use it (`in_step`), if there is such C++.
+        state_step: of the step whose layers use it (`in_step`), if C++ can read and write the states.
     """
 
     def __init__(
-        self, kv: Any, states: GdnPool, native_step: NativeStep | None = None, feeds: Feeds | None = None
+        self, kv: Any, states: GdnPool, native_step: NativeStep | None = None, state_step: StateStep | None = None
     ) -> None:
         super().__init__(kv)
-        self.states, self.native_step, self.feeds = states, native_step, feeds
+        self.states, self.native_step, self.state_step = states, native_step, state_step
 
     @property
     def bytes(self) -> int:
@@ -79,8 +80,9 @@ class HybridKv(StoreAround):
 
     def in_step(self, meta: HybridMeta) -> "HybridKv":
         """See `Store.in_step`."""
-        feeds = self.feeds_of(meta) if self.native_step else None
-        return HybridKv(in_step(self.kv, meta), self.states, self.native_step, feeds)
+        on_cpu = self.states.conv_state.device.type == "cpu"
+        state_step = StateStep(self.states, self.feeds_of(meta)) if on_cpu else None
+        return HybridKv(in_step(self.kv, meta), self.states, self.native_step, state_step)
 
     def feeds_of(self, meta: HybridMeta) -> Feeds:
         """Return a step's feeds as C++ takes them."""
@@ -102,7 +104,7 @@ class HybridKv(StoreAround):
         """
         if self.native_step:
             states = self.states.get_layer_state(layer)
-            return self.native_step(states, qkv, g, beta, conv_weight, self.feeds or self.feeds_of(meta))
+            return self.native_step(states, qkv, g, beta, conv_weight, self.feeds_of(meta))
         step, run = (partial(advance, layer, conv_weight) for advance in (self._step, self._run))
         return each_sequence(meta, (qkv, g, beta), self.states.value_shape, step, run)
 

@@ -51,7 +51,7 @@ struct LatentMixer {
 
     void enter(const Entry& layer, Place x, Place normed, Place out) const {
         Entry entry = layer;
-        entry.rows = s.rows, entry.x = x, entry.normed = normed, entry.out = out;
+        entry.at = {s.rows, x, normed, out};
         Block<T>::enter(entry);
         barrier();
     }

@@ -12,8 +12,8 @@ extern "C" int bad_table(const Pool* pool, int layers) { return bad_table(*pool,
                                int threads) {                                                                        \
         Block<T>::mix(*entry, *mixer, *pool, *result, threads);                                                      \
     }                                                                                                                \
-    extern "C" void finish_##NAME(const Half* mixer, const FeedForward* block, const Half* last, int threads) {      \
-        _Pragma("omp parallel num_threads(threads)") Block<T>::finish(*mixer, *block, *last);                        \
+    extern "C" void finish_##NAME(const Finish* layer, const FinishRows* rows, const Place* mixed, int threads) {    \
+        _Pragma("omp parallel num_threads(threads)") Block<T>::finish(*layer, *rows, *mixed);                        \
     }
 FUNCTIONS(float, f32)
 FUNCTIONS(bf16, bf16)

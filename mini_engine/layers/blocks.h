@@ -16,16 +16,23 @@ struct Norm {
     const float* weight;  // nullptr: there is no norm
     float eps;
 };
-struct Entry {
-    int64_t rows, hidden;
+struct EntryRows {
+    int64_t rows;
     Place x, normed, out;  // [rows, ...]: hidden, hidden, the matrix's outputs
+};
+struct Angles {
+    int64_t turned;         // of a head's dimensions, the first ones are rotated
+    const void *cos, *sin;  // [rows, turned]: float32 if has_floats, otherwise of the activations' type
+    int64_t has_floats;
+};
+struct Entry {
+    EntryRows at;
+    Angles angles;
+    int64_t hidden;
     Norm norm;
     Matrix matrix;
-    int64_t heads, dim;    // of the outputs, these are normed and rotated
-    Norm head_norm;        // [heads, dim]
-    int64_t turned;        // of a head's dimensions, the first ones are rotated
-    const void *cos, *sin; // [rows, turned]: float32 if has_floats, otherwise of the activations' type
-    int64_t has_floats;
+    int64_t heads, dim;  // of the outputs, these are normed and rotated
+    Norm head_norm;      // [heads, dim]
 };
 struct Mixer {  // an entry's outputs are q, k, v and gates: the result is multiplied by the gates' logistic
     Heads heads;
@@ -33,16 +40,19 @@ struct Mixer {  // an entry's outputs are q, k, v and gates: the result is multi
     int64_t layer;  // of the pool
 };
 struct Half {  // x += after(matrix(from))
-    int64_t rows, hidden, width;
-    Place x, from, delta;  // [rows, ...]: hidden, width, hidden; delta is used where there is a norm
+    int64_t hidden, width;
     Norm after;
     Matrix matrix;
 };
-struct FeedForward {  // its result is the `from` of a half
-    Place normed;
+struct Finish {
+    Half mixer, last;
     Norm norm;
     Matrix gate, up;
     int64_t has_gelu;
+};
+struct FinishRows {
+    int64_t rows;
+    Place x, normed, active, delta;  // [rows, ...]: hidden, hidden, width of `last`, hidden; delta for a norm behind
 };
 }
 
@@ -54,40 +64,43 @@ struct Block {
 
     template <typename A>
     static void finish_heads(const Entry& e, const Rows<T>& out) {
+        const Angles& a = e.angles;
 #pragma omp for schedule(static) nowait
-        for (int64_t row = 0; row < e.rows; row++)
+        for (int64_t row = 0; row < out.count; row++)
             for (int64_t head = 0; head < e.heads; head++) {
                 const float* weight = e.head_norm.weight ? e.head_norm.weight + head * e.dim : nullptr;
-                const A *cos = (const A*)e.cos + row * e.turned, *sin = (const A*)e.sin + row * e.turned;
-                norm_and_rope(out.at(row) + head * e.dim, weight, cos, sin, e.dim, e.turned, e.head_norm.eps);
+                const A *cos = (const A*)a.cos + row * a.turned, *sin = (const A*)a.sin + row * a.turned;
+                norm_and_rope(out.at(row) + head * e.dim, weight, cos, sin, e.dim, a.turned, e.head_norm.eps);
             }
     }
 
     static void enter(const Entry& e) {
-        const Rows<T> normed = rows(e.normed, e.rows, e.hidden), out = rows(e.out, e.rows, e.matrix.outputs);
-        rms_norm(rows(e.x, e.rows, e.hidden), e.norm.weight, e.norm.eps, normed);
+        const EntryRows& at = e.at;
+        const Rows<T> normed = rows(at.normed, at.rows, e.hidden), out = rows(at.out, at.rows, e.matrix.outputs);
+        rms_norm(rows(at.x, at.rows, e.hidden), e.norm.weight, e.norm.eps, normed);
         barrier();
         store_linear(normed, e.matrix, out);
         if (!e.heads) return;
         barrier();
-        e.has_floats ? finish_heads<float>(e, out) : finish_heads<T>(e, out);
+        e.angles.has_floats ? finish_heads<float>(e, out) : finish_heads<T>(e, out);
     }
 
     static void mix(const Entry& e, const Mixer& m, const Pool& pool, const Place& result, int threads) {
         const Heads& n = m.heads;
         const Cache& cache = pool.caches[m.layer];
-        const Rows<T> out = rows(e.out, e.rows, e.matrix.outputs), mixed = rows(result, e.rows, n.heads * n.dim);
+        const int64_t count = e.at.rows;
+        const Rows<T> out = rows(e.at.out, count, e.matrix.outputs), mixed = rows(result, count, n.heads * n.dim);
 #pragma omp parallel num_threads(threads)
         {
             enter(e);
 #pragma omp for schedule(static)
-            for (int64_t row = 0; row < e.rows; row++)  // by the thread that has finished its heads
+            for (int64_t row = 0; row < count; row++)  // by the thread that has finished its heads
                 write_token(pool, cache, n, row, out.at(row) + n.heads * n.dim);
         }
-        attend(pool, cache, n, e.rows, e.out, result, threads);
+        attend(pool, cache, n, count, e.at.out, result, threads);
         if (!m.gates) return;
 #pragma omp parallel for collapse(2) schedule(static) num_threads(threads)
-        for (int64_t row = 0; row < e.rows; row++)
+        for (int64_t row = 0; row < count; row++)
             for (int64_t head = 0; head < n.heads; head++) {
                 const T* gates = out.at(row) + (n.heads + 2 * n.kv_heads) * n.dim + head * m.gates;
                 apply_gates(mixed.at(row) + head * n.dim, n.dim, gates, m.gates);
@@ -102,32 +115,32 @@ struct Block {
         }
     }
 
-    static void add(const Half& h) {
-        const Rows<T> x = rows(h.x, h.rows, h.hidden), from = rows(h.from, h.rows, h.width);
+    static void add(const Half& h, int64_t count, const Place& to, const Place& source, const Place& room) {
+        const Rows<T> x = rows(to, count, h.hidden), from = rows(source, count, h.width);
         if (!h.after.weight) return add_linear(from, h.matrix, x);
-        const Rows<T> delta = rows(h.delta, h.rows, h.hidden);
+        const Rows<T> delta = rows(room, count, h.hidden);
         store_linear(from, h.matrix, delta);
         barrier();
         rms_norm(delta, h.after.weight, h.after.eps, delta);  // by the thread that adds the row, too
 #pragma omp for schedule(static) nowait
-        for (int64_t row = 0; row < h.rows; row++)
+        for (int64_t row = 0; row < count; row++)
             for (int64_t i = 0; i < h.hidden; i += LANES) {
                 const int64_t left = h.hidden - i;
                 store_some(x.at(row) + i, load_some(x.at(row) + i, left) + load_some(delta.at(row) + i, left), left);
             }
     }
 
-    static void finish(const Half& mixer, const FeedForward& f, const Half& last) {
-        add(mixer);
+    static void finish(const Finish& f, const FinishRows& at, const Place& mixed) {
+        add(f.mixer, at.rows, at.x, mixed, at.delta);
         barrier();
-        const Rows<T> normed = rows(f.normed, last.rows, last.hidden), active = rows(last.from, last.rows, last.width);
-        rms_norm(rows(last.x, last.rows, last.hidden), f.norm.weight, f.norm.eps, normed);
+        const Rows<T> normed = rows(at.normed, at.rows, f.last.hidden), active = rows(at.active, at.rows, f.last.width);
+        rms_norm(rows(at.x, at.rows, f.last.hidden), f.norm.weight, f.norm.eps, normed);
         barrier();
         if (f.has_gelu)
             gate_and_up(normed, f.gate, f.up, active, [](vec x) { return gelu(x); });
         else
             gate_and_up(normed, f.gate, f.up, active);
         barrier();
-        add(last);
+        add(f.last, at.rows, at.x, at.active, at.delta);
     }
 };

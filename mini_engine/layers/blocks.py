@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mini_engine.base.native_build import Library, Signature
 from mini_engine.layers.native import Matrix, Place, Pool
 from mini_engine.layers.packed_layers import PackedLinear
-from mini_engine.layers.packed_step import alloc_padded, memory
+from mini_engine.layers.packed_step import alloc_padded, memory, once
 
 HERE = Path(__file__).parent
 SOURCES = (
@@ -32,17 +32,26 @@ class Norm(ctypes.Structure):
     _fields_ = (("weight", c_void_p), ("eps", c_float))
 
 
+class EntryRows(ctypes.Structure):
+    """A step's activations in front of a mixer."""
+
+    _fields_ = (("rows", c_int64), *((name, Place) for name in ("x", "normed", "out")))
+
+
+class Angles(ctypes.Structure):
+    """A step's angles."""
+
+    _fields_ = (("turned", c_int64), *((name, c_void_p) for name in ("cos", "sin")), ("has_floats", c_int64))
+
+
 class Entry(ctypes.Structure):
-    """A mixer's input, and this step's activations."""
+    """A mixer's input."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("rows", "hidden")),
-        *((name, Place) for name in ("x", "normed", "out")),
+        *(("at", EntryRows), ("angles", Angles), ("hidden", c_int64)),
         *(("norm", Norm), ("matrix", Matrix)),
         *((name, c_int64) for name in ("heads", "dim")),
-        *(("head_norm", Norm), ("turned", c_int64)),
-        *((name, c_void_p) for name in ("cos", "sin")),
-        ("has_floats", c_int64),
+        ("head_norm", Norm),
     )
 
 
@@ -61,28 +70,29 @@ class Mixer(ctypes.Structure):
 class Half(ctypes.Structure):
     """A matrix whose result is added to x."""
 
+    _fields_ = (*((name, c_int64) for name in ("hidden", "width")), ("after", Norm), ("matrix", Matrix))
+
+
+class Finish(ctypes.Structure):
+    """A mixer's last matrix, and a feed-forward block."""
+
     _fields_ = (
-        *((name, c_int64) for name in ("rows", "hidden", "width")),
-        *((name, Place) for name in ("x", "from", "delta")),
-        *(("after", Norm), ("matrix", Matrix)),
+        *(("mixer", Half), ("last", Half), ("norm", Norm)),
+        *(("gate", Matrix), ("up", Matrix), ("has_gelu", c_int64)),
     )
 
 
-class FeedForward(ctypes.Structure):
-    """A feed-forward block up to its last matrix."""
+class FinishRows(ctypes.Structure):
+    """A step's activations behind a mixer."""
 
-    _fields_ = (
-        *(("normed", Place), ("norm", Norm)),
-        *((name, Matrix) for name in ("gate", "up")),
-        ("has_gelu", c_int64),
-    )
+    _fields_ = (("rows", c_int64), *((name, Place) for name in ("x", "normed", "active", "delta")))
 
 
 FUNCTIONS = {
     "enter": Signature((POINTER(Entry), c_int), None),
     "mix": Signature((POINTER(Entry), POINTER(Mixer), POINTER(Pool), POINTER(Place), c_int), None),
     "bad_table": Signature((POINTER(Pool), c_int)),
-    "finish": Signature((POINTER(Half), POINTER(FeedForward), POINTER(Half), c_int), None),
+    "finish": Signature((POINTER(Finish), POINTER(FinishRows), POINTER(Place), c_int), None),
 }
 LIBRARY = Library(SOURCES, FUNCTIONS, "the packed backend", "the torch backend takes any dtype")
 
@@ -132,26 +142,10 @@ class PackedEntry(nn.Module):
         check_rows(x, self.linear)
         out, normed = x.new_empty(len(x), self.linear.packed.out_features), alloc_padded(x, x.shape[1])
         if cos is not None and sin is not None:
-            self.turn_by(cos, sin)
-        self.describe(x, memory(normed), memory(out))
+            self.struct.angles = angles_of(cos, sin, self.struct.dim)
+        self.struct.at = EntryRows(len(x), memory(x), memory(normed), memory(out))
         self.function(self.struct, torch.get_num_threads())
         return out
-
-    def describe(self, x: Tensor, normed: Place, out: Place) -> None:
-        """Point to this step's activations."""
-        struct = self.struct
-        struct.rows, struct.x, struct.normed, struct.out = len(x), memory(x), normed, out
-
-    def turn_by(self, cos: Tensor, sin: Tensor) -> None:
-        """Point to this step's angles; ValueError if C++ cannot read them."""
-        struct = self.struct
-        if not (cos.is_contiguous() and sin.is_contiguous() and cos.shape == sin.shape and cos.shape[1] <= struct.dim):
-            raise ValueError(
-                f"cos and sin are {list(cos.shape)} and {list(sin.shape)}; they must be contiguous, and as wide as "
-                f"what turns of a head's {struct.dim} dimensions"
-            )
-        struct.cos, struct.sin, struct.turned = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
-        struct.has_floats = cos.dtype == torch.float32
 
 
 class PackedFinish(nn.Module):
@@ -170,27 +164,39 @@ class PackedFinish(nn.Module):
         self.gate, self.up, self.down = matrix(mlp.gate_proj), matrix(mlp.up_proj), matrix(mlp.down_proj)
         self.scale = scale_of(norm)
         self.after = [None if one is None else scale_of(one) for one in after]
-        self.halves = [
-            half_of(linear, scale, one) for linear, scale, one in zip((out, self.down), self.after, after, strict=True)
-        ]
-        self.block = FeedForward(
+        halves = (half_of(*parts) for parts in zip((out, self.down), self.after, after, strict=True))
+        self.struct = Finish(
+            *halves,
             norm=Norm(self.scale.data_ptr(), norm.eps),
             gate=self.gate.matrix,
             up=self.up.matrix,
             has_gelu=mlp.act is not F.silu,
         )
+        self.widths = (out.packed.in_features, self.down.packed.in_features, out.weight.dtype)
         self.function = LIBRARY.function("finish", out.weight.dtype)
 
     def forward(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Add both results to x `[T, hidden_size]`, in place. mixed: `[T, …]`, the mixer's."""
-        check_rows(mixed, self.out)
-        normed, active = alloc_padded(x, x.shape[1]), alloc_padded(x, self.down.packed.in_features)
-        delta = alloc_padded(x, x.shape[1]) if self.after[0] is not None else x
-        for half, rows in zip(self.halves, (mixed, active), strict=True):
-            describe(half, x, rows, delta)
-        self.block.normed = memory(normed)
-        self.function(self.halves[0], self.block, self.halves[1], torch.get_num_threads())
+        """Add both results to x `[T, hidden_size]`, in place. mixed: `[T, …]`, the mixer's.
+
+        Raises:
+            ValueError: the rows are not this layer's. Nothing is written.
+        """
+        place, (rows, *_) = once(mixed, self.widths, self.place_of), once(x, self.widths, self.rows_of)
+        if len(mixed) != rows.rows:
+            raise ValueError(f"the mixer has {len(mixed)} results for {rows.rows} rows; give one for each")
+        self.function(self.struct, rows, place, torch.get_num_threads())
         return x
+
+    def place_of(self, mixed: Tensor) -> Place:
+        """Check a mixer's results, and describe them to C++."""
+        check_rows(mixed, self.out)
+        return memory(mixed)
+
+    def rows_of(self, x: Tensor) -> tuple[FinishRows, Any]:
+        """Check x, and return its rows for C++, and the memory of those that layers of these widths overwrite."""
+        check_rows(x, self.gate)
+        parts = [alloc_padded(x, width) for width in (x.shape[1], self.down.packed.in_features, x.shape[1])]
+        return FinishRows(len(x), *map(memory, (x, *parts))), parts
 
 
 def normed(norm: nn.Module, linear: nn.Module) -> nn.Module:
@@ -205,14 +211,18 @@ def half_of(linear: PackedLinear, scale: Tensor | None = None, norm: Any = None)
     return Half(matrix=linear.matrix, after=after, **sizes)
 
 
-def describe(half: Half, x: Tensor, rows: Tensor, delta: Tensor) -> None:
-    """Point to this step's activations."""
-    half.rows, half.x, half.delta = len(x), memory(x), memory(delta)
-    setattr(half, "from", memory(rows))
+def angles_of(cos: Tensor, sin: Tensor, dim: int) -> Angles:
+    """Return a step's angles as C++ takes them; ValueError if it cannot read them. dim: of the heads that turn."""
+    if not (cos.is_contiguous() and sin.is_contiguous() and cos.shape == sin.shape and cos.shape[1] <= dim):
+        raise ValueError(
+            f"cos and sin are {list(cos.shape)} and {list(sin.shape)}; they must be contiguous, and as wide as "
+            f"what turns of a head's {dim} dimensions"
+        )
+    return Angles(cos.shape[1], cos.data_ptr(), sin.data_ptr(), cos.dtype == torch.float32)
 
 
 def check_rows(x: Tensor, linear: PackedLinear) -> None:
     """Raise ValueError unless the rows x fit a matrix, and each is contiguous."""
-    inputs, dtype = linear.packed.in_features, linear.weight.dtype
+    inputs, dtype = linear.packed.in_features, linear.packed.tiles.dtype
     if x.shape[1:] != (inputs,) or x.dtype != dtype or x.stride(1) != 1:
         raise ValueError(f"x is {x.dtype} {list(x.shape)}; this layer takes {dtype} [T, {inputs}]")

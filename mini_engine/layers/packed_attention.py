@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mini_engine.layers.blocks import LIBRARY, Heads, Mixer, PackedEntry, check_rows
-from mini_engine.layers.direct_step import DirectStep, Sizes
+from mini_engine.layers.blocks import LIBRARY, EntryRows, Heads, Mixer, PackedEntry, angles_of, check_rows
+from mini_engine.layers.direct_step import DirectStep, Shared, Sizes
 from mini_engine.layers.packed_layers import PackedLinear
+from mini_engine.layers.packed_step import memory, once
 
 
 class PackedAttention(PackedEntry):
@@ -45,15 +46,20 @@ class PackedAttention(PackedEntry):
         Raises:
             ValueError: x, the angles, the store or its plan do not fit this layer. Nothing is written.
         """
+        struct, layer = self.struct, self.mixer.layer
+        shared, at = once(x, (step, self.sizes), lambda x: self.share(x, step))
+        if len(cos) != at.rows or layer >= len(shared.caches):
+            raise ValueError(
+                f"{len(cos)} positions for {at.rows} tokens, layer {layer} of {len(shared.caches)} in the store; each "
+                "token has a position, and each layer a cache"
+            )
+        angles, _ = once(cos, (struct.dim, id(sin)), lambda cos: (angles_of(cos, sin, struct.dim), sin))  # sin stays
+        struct.at, struct.angles = at, angles
+        self.mix(struct, self.mixer, shared.pool, shared.places[2], torch.get_num_threads())
+        return shared.rows[2]
+
+    def share(self, x: Tensor, step: DirectStep) -> tuple[Shared, EntryRows]:
+        """Check x and the store; return what layers of these sizes share in the step, and x's rows for C++."""
         check_rows(x, self.linear)
         shared = step.shared(x, self.sizes)
-        if len(cos) != len(x) or self.mixer.layer >= len(shared.caches):
-            raise ValueError(
-                f"{len(cos)} positions for {len(x)} tokens, layer {self.mixer.layer} of {len(shared.caches)} in the "
-                "store; each token has a position, and each layer a cache"
-            )
-        normed, out, attended = shared.places
-        self.turn_by(cos, sin)
-        self.describe(x, normed, out)
-        self.mix(self.struct, self.mixer, shared.pool, attended, torch.get_num_threads())
-        return shared.rows[2]
+        return shared, EntryRows(len(x), memory(x), *shared.places[:2])

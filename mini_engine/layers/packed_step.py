@@ -1,8 +1,8 @@
 """Lesson 9. Describes one step to `layers.cpp`: its activations, its tables and each layer's cache."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from ctypes import pointer
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,16 @@ def alloc_padded(like: Tensor, width: int) -> Tensor:
     size = like.element_size()
     lines = -(-width * size // LINE_BYTES) | 1
     return like.new_empty(len(like), lines * LINE_BYTES // size)[:, :width]
+
+
+def once(owner: Tensor, key: Hashable, make: Callable[[Tensor], Any]) -> Any:
+    """Return `make(owner)`, made for the first of a step's layers that asks and kept as long as `owner` lives.
+
+    Args:
+        owner: what the layers of a step share, such as x. key: the same for layers that share the result.
+    """
+    made = vars(owner).setdefault("made", {})
+    return made[key] if key in made else made.setdefault(key, make(owner))
 
 
 class Activations:

@@ -24,10 +24,12 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler_config import SchedulerConfig
+from mini_engine.hybrid.fast import FastDeltaNet
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.native import Feed, Feeds
 from mini_engine.hybrid.store import HybridKv
+from mini_engine.layers.blocks import PackedFinish
 from mini_engine.layers.packed_layers import PackedLinear
 from mini_engine.model.kinds import state_bytes
 
@@ -160,7 +162,8 @@ def their_decode(hf, prompts: list[list[int]]) -> Callable[[], float]:
 def step_rows(directory: Path, args: Namespace) -> list[dict[str, Any]]:
     """Return the processor time of a decode step and of its largest parts, medians, by batch size.
 
-    "the rule alone" is the delta nets' recurrence without the matrices around it, measured by itself.
+    "feed-forward" includes each mixer's last matrix. "the rule alone" is the delta nets' recurrence without the
+    matrices around it, measured by itself.
     """
     rounds = 4 if args.quick else 3 * (args.rounds or 7)
     length = PROMPT + rounds + 4
@@ -169,12 +172,11 @@ def step_rows(directory: Path, args: Namespace) -> list[dict[str, Any]]:
     assert isinstance(runner, ModelRunner) and isinstance(engine.config, HybridConfig)
     if runner.pool.native_step is None:
         raise UserError("the part 'step' measures lesson 9's packed layers, which do not work here; leave it out")
-    watch, native = Stopwatch(), runner.pool.native_step
-    watch.over(native, "feed_forward", "feed-forward ms")
-    watch.over(native, "delta_net", "delta nets ms")
-    for module in runner.model.modules():  # those of attention, and the head; the others are in the two calls above
-        if isinstance(module, PackedLinear):
-            watch.over(module, "forward", "other matrices ms")
+    watch = Stopwatch()
+    parts = {PackedFinish: "feed-forward ms", FastDeltaNet: "delta nets ms", PackedLinear: "other matrices ms"}
+    for module in runner.model.modules():  # of single matrices, only the head is called
+        if part := parts.get(type(module)):
+            watch.over(module, "forward", part)
     rows, read = [], memory_reader()
     for batch in args.batches:
         begin(engine, some_prompts(engine.config, batch), rounds + 2)

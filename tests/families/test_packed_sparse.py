@@ -54,10 +54,11 @@ def block_of(router: Any, dtype: torch.dtype = torch.float32, gated: bool = Fals
 
 
 def packed(block: Any, norm: Any, out: torch.Tensor | None = None) -> PackedSparse:
-    """Return the same in one call."""
+    """Return the same in one call. out: the mixer's last matrix; by default, the mixer adds nothing."""
+    out = norm.weight.new_zeros(H, MIXED) if out is None else out
     try:
         linear = partial(PackedLinear, native.Functions(norm.weight.dtype))
-        return PackedSparse(copy.deepcopy(block), norm, linear, None if out is None else linear(out.clone()))
+        return PackedSparse(copy.deepcopy(block), norm, linear, linear(out.clone()))
     except UserError as why:
         pytest.skip(f"NOT CHECKED: {why}")
 
@@ -81,11 +82,12 @@ def test_the_number_of_threads_changes_no_bit(torch_threads):
     torch.manual_seed(1)
     norm, x = RMSNorm(H, 1e-6).requires_grad_(False), torch.randn(ROWS, H)
     norm.weight.fill_(1.0)
-    fast = packed(block_of(of_groups("sigmoid")), norm)
-    want = fast(x.clone())
+    fast = packed(block_of(of_groups("sigmoid")), norm, torch.randn(H, MIXED))
+    mixed = torch.randn(ROWS, MIXED)
+    want = fast(x.clone(), mixed)
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        assert torch.equal(fast(x.clone()), want)
+        assert torch.equal(fast(x.clone(), mixed), want)
 
 
 def test_of_equally_wanted_experts_the_first_are_chosen():
@@ -97,7 +99,7 @@ def test_of_equally_wanted_experts_the_first_are_chosen():
     block.gate.e_score_correction_bias.copy_(torch.tensor([0.0, 1, 1, 0, 0, 0] * 4))  # 1, 2, 7, 8, 13, 14, 19, 20
     chosen = torch.tensor([[1, 2, 7, 13]]).expand(3, -1)  # of 0 … 3 and 12 … 15, and of the first of four equal groups
     want = x + block.experts(norm(x), chosen, torch.full((3, 4), 2.5 / 4)) + block.shared_expert(norm(x))
-    torch.testing.assert_close(packed(block, norm)(x.clone()), want, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(packed(block, norm)(x.clone(), torch.zeros(3, MIXED)), want, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -122,7 +124,9 @@ def test_logits_and_weights_are_rounded_as_in_the_modules(gated):
     signs = torch.randn(ROWS, H).sign().to(torch.bfloat16)  # the norm leaves them as they are
     if gated:
         signs = signs[block.shared_expert_gate(signs)[:, 0] > 3]  # rounding is large beside 1 - sigmoid
-    got, want = packed(block, norm)(signs.clone()).float() - signs, block.experts(signs, *block.gate(signs)).float()
+    nothing = signs.new_zeros(len(signs), MIXED)
+    got = packed(block, norm)(signs.clone(), nothing).float() - signs
+    want = block.experts(signs, *block.gate(signs)).float()
     if gated:
         want *= 1 - block.shared_expert_gate(signs).sigmoid().float()
     assert (got - want).norm() < 0.01 * want.norm()

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from mini_engine.base.errors import UserError
-from mini_engine.hybrid.fast import hybrid_decoder, native_step_for
+from mini_engine.hybrid.fast import hybrid_decoder
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.native import Feed, Feeds, NativeStep
+from mini_engine.hybrid.packed_mixers import StateStep
 from mini_engine.hybrid.store import feeds_of
 from mini_engine.layers import speed_up
 from tests.shared.hybrids import SELECTED, both, plan_of, store_of
@@ -30,9 +31,8 @@ def needs_a_compiler():
 
 @pytest.fixture
 def packed():
-    """A model with packed layers, and its C++ step."""
-    model = speed_up_hybrid(copy.deepcopy(both(FAMILY)[0]), "packed")
-    return model, native_step_for(model)
+    """A model with packed layers."""
+    return speed_up_hybrid(copy.deepcopy(both(FAMILY)[0]), "packed")
 
 
 def stores(config, dtype):
@@ -120,14 +120,11 @@ def test_the_state_behind_a_prompt_can_go_to_another_slot():
     ids=["a slot too high", "a slot below 0", "a slot too few", "narrow rows"],
 )
 def test_a_packed_layer_refuses_what_does_not_fit_before_anything_is_written(packed, x, slots):
-    model, step = packed
-    net, states = model.model.layers[0].mixer, GdnPool.for_model(model.config, 6).get_layer_state(0)
+    layer, pool = packed.model.layers[0], GdnPool.for_model(packed.config, 6)
     with pytest.raises(ValueError):
-        feeds = Feeds([Feed(torch.tensor(slots), torch.tensor(slots))], 2, len(states[1]))
-        step.delta_net(x, net.struct, net.gates, states, net.taps, feeds)
-    with pytest.raises(ValueError):
-        model.model.layers[0].feed_forward(torch.ones(2, 48, dtype=torch.bfloat16))
-    assert not states[0].any(), "a refused call must write nothing"
+        feeds = Feeds([Feed(torch.tensor(slots), torch.tensor(slots))], 2, pool.num_slots)
+        layer.mixer.packed.run(x, StateStep(pool, feeds))
+    assert not pool.recurrent_state.any(), "a refused call must write nothing"
 
 
 @pytest.mark.parametrize(("lengths", "slots"), [((1, 1), [[1], [7]]), ((9, 1), [[7], [1]]), ((3, 1), [[1], [2]])])
