@@ -1,7 +1,6 @@
 """Lesson 6. The engine thread: many readers, fast, slow and gone, none of which holds up another."""
 
 import asyncio
-import os
 import tempfile
 import threading
 import time
@@ -454,4 +453,4 @@ def test_the_team_that_loaded_the_model_is_gone_before_the_engine_thread_makes_i
 
 
 def running_threads():
-    return set(os.listdir("/proc/self/task"))
+    return set(Path("/proc/self/task").iterdir())
