@@ -191,7 +191,7 @@ class Gaps(Tape):
         plain, joined, packed = self.plain, self.joined, self.packed
         (took,) = [took for name, _, took in packed.operations if name == "run_layers"]
         text = f"In C++ a single call runs all layers. The step had {plain.count} operations. How many has it now?"
-        why = "The rest is around the call: checks of the plan, embedding, RoPE's tables, last norm, head."
+        why = "The rest is around the call: embedding, RoPE's tables, head."
         self.show(
             f"With C++, all layers are one call of {took:.0f} µs; around it are checks, tables and the head.",
             f"{FAST}/fast_model.py::speed_up",
