@@ -75,7 +75,7 @@ def test_a_request_that_gave_its_place_up_keeps_the_next_one_until_it_has_caught
     with Service(scheduler_config=config) as service:
         scheduler = service.engine.scheduler
         own = SamplingParams(max_tokens=9, ignore_eos=True)
-        a, b, c = (service.engine.add_request(name, [1] * 40, own, 20) for name in "abc")
+        a, b, c = (service.engine.add_request(name, [token] * 40, own, 20) for token, name in enumerate("abc", 1))
         service.engine.step()
         assert give_place(scheduler) == 0, "none waits"
         scheduler.preempt(c)
