@@ -1,4 +1,4 @@
-"""Course machinery. The base class of stores around lesson 3's pool: their layers do not simply read their own K and V."""
+"""Course machinery. The base class of stores around lesson 3's pool whose layers read more than their own K and V."""
 
 from typing import Any
 
