@@ -169,3 +169,9 @@ def _check_lengths(num_rows: int, starts: list[int], kv_lens: list[int], reach: 
             )
         if end > begin and kv_len > reach:
             raise ValueError(f"sequence {s} has {kv_len} keys; its row of block_table reaches {reach}")
+
+
+def refuse_block(row: int, num_blocks: int, where: str = "") -> None:
+    """Raise ValueError if C++ has found a row of the block table that names no block; it returns -1 otherwise."""
+    if row >= 0:
+        raise ValueError(f"{where}block_table row {row} names a block outside the cache's 0 … {num_blocks - 1}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import EVERY_KEY, Batch, Native
+from mini_engine.attention.contract import EVERY_KEY, Batch, Native, refuse_block
 from mini_engine.base.native_build import Library, Signature
 
 HEADERS = tuple(
@@ -85,9 +85,7 @@ def call(
     out = q.new_empty(q.shape)
     sizes = sizes_of(q, out, k_cache, batch.block_table, window)
     pointers = [x.data_ptr() for x in (q, k_cache, v_cache, out, *tables)]
-    bad_seq = function(*pointers, sizes, scale, torch.get_num_threads())
-    if bad_seq >= 0:
-        raise ValueError(f"block_table row {bad_seq} names a block outside the cache's 0 … {len(k_cache) - 1}")
+    refuse_block(function(*pointers, sizes, scale, torch.get_num_threads()), len(k_cache))
     return out
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import Batch, Native
+from mini_engine.attention.contract import Batch, Native, refuse_block
 from mini_engine.attention.cpu import HEADERS
 from mini_engine.attention.cpu import LIBRARY as PAGED
 from mini_engine.base.native_build import Library, Signature
@@ -62,9 +62,7 @@ def call(
     out = torch.empty(q.shape, dtype=q.dtype)
     sizes = sizes_of(q, q_rope, c_cache, batch.block_table)
     pointers = [x.data_ptr() for x in (q, q_rope, c_cache, r_cache, out, *tables)]
-    bad_seq = function(*pointers, sizes, scale, torch.get_num_threads())
-    if bad_seq >= 0:
-        raise ValueError(f"block_table row {bad_seq} names a block outside the cache's 0 … {len(c_cache) - 1}")
+    refuse_block(function(*pointers, sizes, scale, torch.get_num_threads()), len(c_cache))
     return out
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import Native, check_batch
+from mini_engine.attention.contract import Native, check_batch, refuse_block
 from mini_engine.base.native_build import Library, Signature
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.kv.direct import LayerCache
@@ -137,10 +137,7 @@ class AbsorbedStep:
         cos, sin = (angles.to(x.dtype).contiguous() for angles in (cos, sin))
         struct.x, struct.out, struct.cos, struct.sin = memory(x), out.data_ptr(), cos.data_ptr(), sin.data_ptr()
         struct.c_cache, struct.r_cache = self.kv.K[index].data_ptr(), self.kv.V[index].data_ptr()
-        bad_seq = layer.function(layer.struct, struct, torch.get_num_threads())
-        if bad_seq >= 0:
-            last = struct.num_blocks - 1
-            raise ValueError(f"block_table row {bad_seq} names a block outside the cache's 0 … {last}")
+        refuse_block(layer.function(layer.struct, struct, torch.get_num_threads()), struct.num_blocks)
         return out
 
     def allocate(self, layer: NativeLayer, x: Tensor) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mini_engine.attention.contract import Batch, Kernel, Native
+from mini_engine.attention.contract import Batch, Kernel, Native, refuse_block
 from mini_engine.kv.direct import LayerCache
 from mini_engine.layers import native
 
@@ -134,8 +134,7 @@ def refuse_table(bad: int, pool: native.Pool) -> None:
     """Raise ValueError if `bad_table` of `pool.h` has found a table that names no block; it returns -1 otherwise."""
     if bad >= 0:
         layer, row = divmod(bad, pool.num_seqs)
-        most = pool.num_blocks - 1
-        raise ValueError(f"layer {layer}: block_table row {row} names a block outside the cache's 0 … {most}")
+        refuse_block(row, pool.num_blocks, f"layer {layer}: ")
 
 
 def pool_struct(functions: Native, caches: Sequence[LayerCache], tables: Tables, scale: float) -> native.Pool:
