@@ -1,10 +1,10 @@
 // Lesson 3. Paged attention for processors: no gather, keys and values are read in place.
 //
-// scalar.h is the whole kernel in plain code; read it first. The rest computes the same, faster. A task is a tile of one
-// sequence's queries, for some key/value heads, over a stretch of the history. Within it the history goes by in tiles of
-// as many keys as a vector has lanes:
+// scalar.h is the whole kernel in plain code; read it first. The rest computes the same, faster. A task is a tile of
+// one sequence's queries, for some key/value heads, over a stretch of the history. Within it the history goes by in
+// tiles of as many keys as a vector has lanes:
 //
-//   scores[row][j] = q[row] . key[j]                          score, or transpose_keys and score_transposed for many rows
+//   scores[row][j] = q[row] . key[j]                          score; transpose_keys and score_transposed for many rows
 //   one online-softmax update for the whole tile              softmax_update   (Milakov and Gimelshein, 2018)
 //   sums[row] += weights[row][j] * value[j]                   add_values
 //

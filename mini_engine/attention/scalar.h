@@ -1,5 +1,5 @@
-// Lesson 3. The kernel before it is made fast: blockwise.py in C++, one number at a time. tasks.h and tile.h compute the
-// same with vectors, tiles and threads, and are tested against it.
+// Lesson 3. The kernel before it is made fast: blockwise.py in C++, one number at a time. tasks.h and tile.h compute
+// the same with vectors, tiles and threads, and are tested against it.
 
 #pragma once
 #include "paged_cpu.h"

@@ -129,8 +129,8 @@ INLINE void score_transposed(const float* q, const float* lines, int words, floa
 
 // Scores become weights 2^(score - maximum), in words and times their values' scales; what was summed under a smaller
 // maximum is scaled down first. Three passes over the rows: within one no row waits for another, and a wrong guess
-// whether a maximum grows costs little. The first query sees `visible` keys, each further one a key more; but only the last
-// `window` of them.
+// whether a maximum grows costs little. The first query sees `visible` keys, each further one a key more; but only the
+// last `window` of them.
 template <typename T>
 static NOINLINE void softmax_update(float* scores, int rows, vec scale, vec value_scale, int visible, int window,
                                     int group, float* sums, int record) {
@@ -215,7 +215,7 @@ INLINE void add_values(const float* weights, Values values, bool ahead, int coun
 }
 
 template <int MOST = SUMS / 4, typename F>
-INLINE void for_rows(int r, int rows, F f) {  // from r on: f(how many, the first), in groups whose size the compiler knows
+INLINE void for_rows(int r, int rows, F f) {  // from r on: f(how many, the first); the compiler knows how many
     for (; r + MOST <= rows; r += MOST) f(std::integral_constant<int, MOST>{}, r);
     for (; r + 2 <= rows; r += 2) f(std::integral_constant<int, 2>{}, r);
     if (r < rows) f(std::integral_constant<int, 1>{}, r);

@@ -3,8 +3,9 @@
 //   finish    the mixer's last matrix and the residual, then norm, router, experts and the residual
 //   experts   the experts alone, of a process that has a share of them
 //
-// Choices are sorted by expert, and every expert that was chosen computes down(silu(gate) * up) of its rows. The weights
-// of the others are not read. A row's sum is in the order of its own choices; the shared expert's result comes last.
+// Choices are sorted by expert, and every expert that was chosen computes down(silu(gate) * up) of its rows. The
+// weights of the others are not read. A row's sum is in the order of its own choices; the shared expert's result comes
+// last.
 
 #include "../layers/blocks.h"
 #include "router.h"

@@ -1,8 +1,8 @@
 // Course machinery. Routers in C++: which experts a row is sent to, and what weight each answer has.
 //
 // A row's logits become scores, probabilities or sigmoids. A bias counts for the choice, not for the weights. Where
-// experts form groups, a row's experts come from its best ones; a group is as good as its best experts together. A row is
-// the work of one thread.
+// experts form groups, a row's experts come from its best ones; a group is as good as its best experts together. A row
+// is the work of one thread.
 
 #pragma once
 #include "../layers/fused.h"

@@ -1,8 +1,8 @@
 // Lesson 11. Some tokens of each of N sequences through a short convolution between two gates, with the last inputs of
 // each sequence kept, in place or from one slot to another.
 //
-// Each thread has some channels of all sequences, so none waits for another. Values are rounded where torch rounds them,
-// so the results are the same bits.
+// Each thread has some channels of all sequences, so none waits for another. Values are rounded where torch rounds
+// them, so the results are the same bits.
 
 #pragma once
 #include "../layers/fused.h"

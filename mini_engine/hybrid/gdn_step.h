@@ -1,9 +1,9 @@
 // Lesson 11. Some tokens of each of N sequences through a gated delta net: convolution, delta rule, both states,
 // in place or from one slot to another.
 //
-// Token after token, in prompts as in decode steps: so neither a chunk's size nor a neighbour changes a bit. A head's state is
-// read from memory once and written once, and between a prompt's tokens some columns of it stay in the first cache.
-// Everything is computed in float32; a value is rounded only when it is stored.
+// Token after token, in prompts as in decode steps: so neither a chunk's size nor a neighbour changes a bit. A head's
+// state is read from memory once and written once, and between a prompt's tokens some columns of it stay in the first
+// cache. Everything is computed in float32; a value is rounded only when it is stored.
 
 #pragma once
 #include "../layers/fused.h"
@@ -83,9 +83,9 @@ struct DeltaStep {
         for (int64_t i = 0; i < n; i++) x[i] *= factor;
     }
 
-    // WIDE vectors of a state's columns, `count` numbers in a row: of each token fade, write the difference to v, read with
-    // q, and read what the next token's k finds. Before a first token, whose state comes from memory, the next head's
-    // state, which lies behind this one, is prefetched: memory is never idle.
+    // WIDE vectors of a state's columns, `count` numbers in a row: of each token fade, write the difference to v, read
+    // with q, and read what the next token's k finds. Before a first token, whose state comes from memory, the next
+    // head's state, which lies behind this one, is prefetched: memory is never idle.
     template <int WIDE>
     void advance(const float* before, float* state, int64_t tokens, int64_t j, int64_t count, Workspace& w) const {
         const int64_t dim = s.value_dim;
@@ -187,7 +187,8 @@ struct DeltaStep {
         }
     }
 
-    // Called by all threads of a team. Each takes consecutive heads of consecutive sequences, about as many tokens as others.
+    // Called by all threads of a team. Each takes consecutive heads of consecutive sequences, about as many tokens as
+    // others.
     void run(const Feeds& f) const {
         const int64_t team = team_size(), me = thread_number();
         int64_t all = 0, before = 0;
@@ -198,7 +199,7 @@ struct DeltaStep {
                 if (before * team / all == me) key_head(f, i, head, w);
         barrier();
     }
-    void run(const Feeds* feeds, int64_t count) const {  // a later one may go on with the states that one before has left
+    void run(const Feeds* feeds, int64_t count) const {  // a later one may go on with what one before has left
         for (int64_t i = 0; i < count; i++) run(feeds[i]);
     }
 };

@@ -55,7 +55,8 @@ struct Product {
                 const int64_t left = p.outputs - begin - l * WIDE<T>;
                 ivec lines[P];
                 for (int i = 0; i < P; i++)
-                    lines[i] = load_words(w(head) + (n + i) * p.outputs + p.outputs - left, n + i < p.inputs ? left : 0);
+                    lines[i] =
+                        load_words(w(head) + (n + i) * p.outputs + p.outputs - left, n + i < p.inputs ? left : 0);
                 pair_up(lines, words, T{});
             }
         int64_t row = 0;

@@ -1,4 +1,5 @@
-// Lesson 16. Attention over latents for processors, for caches that hold what the queries hold. latent_tasks.h has it all.
+// Lesson 16. Attention over latents for processors, for caches that hold what the queries hold. latent_tasks.h has it
+// all.
 
 #include "latent_tasks.h"
 

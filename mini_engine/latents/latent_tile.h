@@ -1,8 +1,9 @@
 // Lesson 16. One tile of latents, and the rows that meet it there. A row is one head of one query.
 //
-// The tile holds floats, whatever the cache holds, or pairs of bfloat16 where queries and cache hold them and the processor
-// multiplies pairs. Two numbers of a latent are a pair when it is scored, two latents' when they are added up. A row's sums are a record of lesson 3's (tile.h): maximum, sum of
-// weights, weighted sum of latents. The order of every sum depends on the keys alone, however many rows there are.
+// The tile holds floats, whatever the cache holds, or pairs of bfloat16 where queries and cache hold them and the
+// processor multiplies pairs. Two numbers of a latent are a pair when it is scored, two latents' when they are added
+// up. A row's sums are a record of lesson 3's (tile.h): maximum, sum of weights, weighted sum of latents. The order of
+// every sum depends on the keys alone, however many rows there are.
 
 #pragma once
 #include "../attention/tasks.h"
@@ -50,7 +51,8 @@ INLINE void score(const float* q, const W* tile, int line, int from, int to, flo
 
 // All rows (whole vectors of them, `line` words each) with the tile's first `count` keys, and some spare ones.
 template <typename W>
-static NOINLINE void score_tile(const float* q, const W* tile, int line, int words, int count, float* scores, int rows) {
+static NOINLINE void score_tile(const float* q, const W* tile, int line, int words, int count, float* scores,
+                                int rows) {
     for (int r = 0; r < rows; r += 2 * LANES)
         for (int from = 0; from < words; from += PIECE) {
             const int to = std::min(words, from + PIECE);
@@ -64,10 +66,10 @@ static NOINLINE void score_tile(const float* q, const W* tile, int line, int wor
         }
 }
 
-// Scores become weights 2^(score * scale - maximum). Row r sees keys before seen[r]; `first` is the tile's first key. What was
-// summed under a smaller maximum has to be multiplied by factors[r].
-static NOINLINE void weigh(float* scores, float scale, int rows, int first, int count, const int32_t* seen, float* factors,
-                           float* sums, int record) {
+// Scores become weights 2^(score * scale - maximum). Row r sees keys before seen[r]; `first` is the tile's first key.
+// What was summed under a smaller maximum has to be multiplied by factors[r].
+static NOINLINE void weigh(float* scores, float scale, int rows, int first, int count, const int32_t* seen,
+                           float* factors, float* sums, int record) {
     for (int r = 0; r < rows; r += LANES) {
         ivec limit;
         vec before, total;

@@ -1,4 +1,5 @@
-// Course machinery. What lies around a mixer, over lesson 9's packed weights, for layers that are not one call as a whole:
+// Course machinery. What lies around a mixer, over lesson 9's packed weights, for layers that are not one call as a
+// whole:
 //
 //   enter    norm and the mixer's first matrix; norm and RoPE of its first heads
 //   mix      the same, then K and V into their slots, attention, and its gates: all of a mixer but its last matrix

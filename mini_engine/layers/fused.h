@@ -1,6 +1,6 @@
-// Lesson 9. The operations of a decoder layer between its matrices. They compute in float32; a value is rounded only when
-// it is stored. Each function is called by all threads of a team, which divide the work. None of them waits for the
-// others at its end: callers say where the team must meet.
+// Lesson 9. The operations of a decoder layer between its matrices. They compute in float32; a value is rounded only
+// when it is stored. Each function is called by all threads of a team, which divide the work. None of them waits for
+// the others at its end: callers say where the team must meet.
 
 #pragma once
 #include "linear.h"
@@ -27,10 +27,11 @@ static void rms_norm(const Rows<T>& x, const W* weight, float eps, const Rows<T>
     }
 }
 
-// Norm and RoPE of one query or key head, in place. Of the first `turned` dimensions, pairs (i, i + turned/2) are rotated
-// by the token's angles; the others are only normed. Without a weight there is no norm.
+// Norm and RoPE of one query or key head, in place. Of the first `turned` dimensions, pairs (i, i + turned/2) are
+// rotated by the token's angles; the others are only normed. Without a weight there is no norm.
 template <typename T, typename W, typename A>
-static void norm_and_rope(T* head, const W* weight, const A* cos, const A* sin, int64_t dim, int64_t turned, float eps) {
+static void norm_and_rope(T* head, const W* weight, const A* cos, const A* sin, int64_t dim, int64_t turned,
+                          float eps) {
     const float factor = weight ? inverse_rms(head, dim, eps) : 1;
     const auto normed = [&](int64_t i, int64_t left) {
         const vec x = load_some(head + i, left);

@@ -52,7 +52,9 @@ struct Decoder {
     const Shape& s;
     const Step& step;
 
-    void done(Part part) const { record_time(step.seconds ? step.seconds + thread_number() * NUM_TIMES : nullptr, part); }
+    void done(Part part) const {
+        record_time(step.seconds ? step.seconds + thread_number() * NUM_TIMES : nullptr, part);
+    }
     void wait() const { barrier(), done(WAITING); }
 
     Heads heads() const { return {s.heads, s.kv_heads, s.dim}; }
@@ -99,7 +101,8 @@ struct Decoder {
         add_to_x(activated(), layer.down);
     }
 
-    // x += rows · m, over all processes. Each has a part of the product, and one of them x: x becomes a part of the sum.
+    // x += rows · m, over all processes. Each has a part of the product, and one of them x: x becomes a part of the
+    // sum.
     void add_to_x(const Rows<T>& rows, const Matrix& m) const {
         Exchange& exchange = *step.exchange;
         exchange.is_first ? add_linear(rows, m, x()) : store_linear(rows, m, x());
@@ -172,7 +175,7 @@ static void run_norm(const T* x, int64_t rows, int64_t width, int64_t stride, co
     }                                                                                                                  \
     extern "C" void before_attention_##NAME(const Shape* shape, const Layer* layer, const Step* step, int threads) {   \
         const Decoder<T> decoder{*shape, *step};                                                                       \
-        _Pragma("omp parallel num_threads(threads)") decoder.before_attention(*layer, nullptr, nullptr);                      \
+        _Pragma("omp parallel num_threads(threads)") decoder.before_attention(*layer, nullptr, nullptr);               \
     }                                                                                                                  \
     extern "C" void after_attention_##NAME(const Shape* shape, const Layer* layer, const Step* step, int threads) {    \
         const Decoder<T> decoder{*shape, *step};                                                                       \

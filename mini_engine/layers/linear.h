@@ -157,9 +157,9 @@ struct RowBlock {
     int64_t after;               // the pair to prefetch during the last one
 };
 
-// For a block's rows, in groups of up to ROWS, and each of its pairs, call write(first row, rows, pair, sums
-// [rows][2 * TILE]), which fills `width` columns of `to`. While all groups use one pair, the next is prefetched, a part of
-// it by each group, and so are the lines that the group's results go to: memory is never idle. A single row reads on as
+// For a block's rows, in groups of up to ROWS, and each of its pairs, call write(first row, rows, pair, sums [rows][2
+// * TILE]), which fills `width` columns of `to`. While all groups use one pair, the next is prefetched, a part of it
+// by each group, and so are the lines that the group's results go to: memory is never idle. A single row reads on as
 // fast as memory delivers, and needs only what comes soon.
 template <typename T, typename O, typename F, typename G>
 static void each_group(Rows<const T> x, const RowBlock& block, const F& tiles_of, Rows<O> to, int64_t width,
@@ -228,7 +228,7 @@ static void linear(Rows<const T> x, const Matrix& m, Rows<O> to, const F& write)
         for (int i = 0; i < 2 * TILE; i += LANES) {
             const int64_t at = pair * 2 * TILE + i, count = m.outputs - at;
             if (count <= 0) break;
-            const vec bias = m.bias ? load_some((const T*)m.bias + at, count) : vec{} - 0.f;  // x + -0 is x, also for -0
+            const vec bias = m.bias ? load_some((const T*)m.bias + at, count) : vec{} - 0.f;  // x + -0 is x, -0 too
             for (int r = 0; r < rows; r++) write(to.at(first + r) + at, count, load(sums + r * 2 * TILE + i) + bias);
         }
     };

@@ -77,7 +77,8 @@ INLINE void open_pair(const uint8_t* from, const float* step, const float* least
 }
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 INLINE void open_pair(const uint8_t* from, const float* step, const float* least, bf16* to) {
-    // The 16 numbers that the codes of each group can stand for are a table of 32; then each code chooses from its half.
+    // The 16 numbers that the codes of each group can stand for are a table of 32; then each code chooses from its
+    // half.
     const __m512 levels = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const __m512 first = _mm512_fmadd_ps(levels, _mm512_set1_ps(step[0]), _mm512_set1_ps(least[0]));
     const __m512 second = _mm512_fmadd_ps(levels, _mm512_set1_ps(step[1]), _mm512_set1_ps(least[1]));

@@ -90,7 +90,7 @@ static void write_group(const float* x, uint8_t* to, uint16_t* step, uint16_t* l
     int32_t codes[GROUP];
     for (int i = 0; i < GROUP; i++) {
         const float code = (x[i] - start) / divisor;
-        const float rounded = (code > 0 ? code < 15 ? code : 15 : 0) + 8388608.f;  // 2^23: the code is in the lowest bits
+        const float rounded = (code > 0 ? code < 15 ? code : 15 : 0) + 8388608.f;  // 2^23: it is in the lowest bits
         memcpy(codes + i, &rounded, sizeof rounded);
     }
     for (int i = 0; i < GROUP / 2; i++) to[i] = uint8_t((codes[2 * i] & 15) | codes[2 * i + 1] << 4);

@@ -22,8 +22,8 @@ static char* place_of(const Meeting& m, int64_t rank) {  // in the half of the l
     return (char*)m.shared + m.num_ranks * LINE + (half + rank) * m.capacity;
 }
 
-// Look at the flag again and again, and between looks let others have the core: the rank that is waited for may need it.
-// Ranks with a core each are never further apart than AWAKE, so after that it is better to sleep.
+// Look at the flag again and again, and between looks let others have the core: the rank that is waited for may need
+// it. Ranks with a core each are never further apart than AWAKE, so after that it is better to sleep.
 static int wait_for(const Meeting& m, int64_t rank) {
     using clock = std::chrono::steady_clock;
     const std::atomic<uint64_t>& flag = flag_of(m, rank);

@@ -1,11 +1,11 @@
-// Lesson 18. A sum over processes in shared memory, in one meeting: each copies its part, raises its flag, waits for the
-// flags of the others and adds up all parts.
+// Lesson 18. A sum over processes in shared memory, in one meeting: each copies its part, raises its flag, waits for
+// the flags of the others and adds up all parts.
 //
 //   flags    one for each rank, a cache line apart: how many meetings it has come to
 //   parts    two halves, which meetings use in turn; in each, a place for every rank
 //
-// With two halves one meeting is enough. A rank that writes to a half for meeting n + 2 has seen all flags at n + 1, and
-// a rank raises it only after reading the half of meeting n to its end.
+// With two halves one meeting is enough. A rank that writes to a half for meeting n + 2 has seen all flags at n + 1,
+// and a rank raises it only after reading the half of meeting n to its end.
 
 #pragma once
 #include <cstdint>
