@@ -70,7 +70,7 @@ LAYERS = (
             *("kv", "attention", "layers", "experts", "families", "tiers", "quantized", "distributed.routing"),
             "agents",
             *("hybrid.memory", "hybrid.checkpoints", "hybrid.track_slots", "hybrid.gdn_pool", "hybrid.store"),
-            *("hybrid.delta_rule", "hybrid.native", "hybrid.fast"),
+            *("hybrid.delta_rule", "hybrid.native", "hybrid.packed_mixers", "hybrid.fast"),
             "windows",
             "latents",
         ),

@@ -445,9 +445,10 @@ def test_the_team_that_loaded_the_model_is_gone_before_the_engine_thread_makes_i
         before = running_threads()
         with EngineWorker(engine, tokenizer()):
             deadline = time.monotonic() + PATIENCE
-            while before <= running_threads() and time.monotonic() < deadline:
+            while len(before & running_threads()) == len(before) and time.monotonic() < deadline:
                 time.sleep(0.01)
-            assert not before <= running_threads(), "the loading thread's team still waits beside the engine's"
+            left = len(before & running_threads())
+            assert left < len(before), "the loading thread's team still waits beside the engine's"
     finally:
         torch.set_num_threads(threads)
 

@@ -1,4 +1,4 @@
-"""Lesson 11. A mixer with a state in one call writes and returns what the store's own calls would."""
+"""Course machinery. A mixer with a state in one call writes and returns what the store's own calls would."""
 
 import dataclasses
 from functools import partial
