@@ -25,7 +25,7 @@ class Part(NamedTuple):
         return PurePosixPath(self.file).stem
 
 
-LIMITS = '--step-tokens 2048 512 --only "closed, 8" "closed, 32"'
+LIMITS = '--step-tokens 2048 256 --only "closed, 8" "closed, 32"'
 OTHERS = "ours vllm llama.cpp openvino"
 BITS = "--parts quality attention decode --threads 2"
 ONE_LONG = "--kinds full --histories 4096 16384 --batches 1 --no-transformers"
