@@ -129,10 +129,9 @@ def store_of(model: Any, kv: KvPool, states: Any = None) -> Any:
         store = LatentKv(model.config, kv)
     if states is None:
         return store
-    from mini_engine.hybrid.fast import native_step_for
     from mini_engine.hybrid.store import HybridKv
 
-    return HybridKv(store, states, native_step_for(model))
+    return HybridKv(store, states)
 
 
 def state_kind(states: Any, pools: Pools, config: EngineConfig, policy: "EvictionPolicy | None") -> MemoryKind:

@@ -1,13 +1,12 @@
 """Lesson 15. LFM3 with lesson 9's linear layers: packed matrices, joined where they share an input, and fused norms."""
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
 
 from mini_engine.families.lfm3_model import HeadGatedAttention
-from mini_engine.hybrid.packed_mixers import PackedShortConv
+from mini_engine.hybrid.packed_mixers import FastStateMixer, PackedShortConv
 from mini_engine.hybrid.short_conv import ShortConv
 from mini_engine.layers import native
 from mini_engine.layers.blocks import PackedEntry, PackedFinish, normed
@@ -32,7 +31,7 @@ class FastHeadGatedAttention(TorchAttention):
         return super().forward(x, cos[self.rotation], sin[self.rotation], kv, meta)
 
 
-class FastShortConv(nn.Module):
+class FastShortConv(FastStateMixer):
     """A short convolution without its last matrix, which is `out`."""
 
     def __init__(self, conv: ShortConv, norm: nn.Module, matrix: Join) -> None:
@@ -41,20 +40,15 @@ class FastShortConv(nn.Module):
         self.weight, self.bias = conv.filters.weight.data[:, 0].contiguous(), None if bias is None else bias.data
         self.project, self.out = normed(norm, matrix(conv.in_proj)), matrix(conv.out_proj)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: Any, meta: Any) -> Tensor:
-        """Have the store keep the last inputs; return the gated outputs `[T, C]`, which the next layer overwrites."""
-        if self.packed is not None and kv.state_step is not None:
-            return self.packed.run(x, kv.state_step)
-        before, after, x = self.project(x).chunk(3, dim=-1)
+    def by_store(self, x: Tensor, kv: Any, meta: Any) -> Tensor:
+        """See `FastStateMixer`."""
+        before, after, x = x.chunk(3, dim=-1)
         out = kv.convolve(self.index, before * x, self.weight, meta)
         return after * (out if self.bias is None else out + self.bias)
 
-    @cached_property
-    def packed(self) -> PackedShortConv | None:
-        """All but the last matrix in one call; None: the matrix is not packed."""
-        if not isinstance(self.project, PackedEntry):
-            return None
-        return PackedShortConv(self.project, self.index, self.weight, self.bias)
+    def pack(self, project: PackedEntry) -> PackedShortConv:
+        """See `FastStateMixer`."""
+        return PackedShortConv(project, self.index, self.weight, self.bias)
 
 
 class FastSandwichLayer(TorchDecoderLayer):

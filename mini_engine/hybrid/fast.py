@@ -4,15 +4,14 @@ With packed matrices a delta net is one call, but for its last matrix, where the
 """
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mini_engine.hybrid.model import GatedAttention, GatedDeltaNet, ZeroCentredRMSNorm
-from mini_engine.hybrid.native import NativeStep, step_sizes
-from mini_engine.hybrid.packed_mixers import PackedDeltaNet
+from mini_engine.hybrid.native import step_sizes
+from mini_engine.hybrid.packed_mixers import FastStateMixer, PackedDeltaNet
 from mini_engine.layers import native
 from mini_engine.layers.block_layer import dense_finish
 from mini_engine.layers.blocks import PackedEntry, normed
@@ -61,7 +60,7 @@ def split_heads(linear: nn.Linear, dim: int) -> tuple[nn.Linear, nn.Linear]:
     return parts[0], parts[1]
 
 
-class FastDeltaNet(nn.Module):
+class FastDeltaNet(FastStateMixer):
     """A delta net with its four projections in one matrix, and without its last one, which is `out`.
 
     Args:
@@ -77,21 +76,16 @@ class FastDeltaNet(nn.Module):
         self.widths = [linear.out_features for linear in four]
         self.project, self.out = normed(norm, matrix(*four)), matrix(net.out_proj)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: Any, meta: Any) -> Tensor:
-        """Advance the states by x `[T, hidden_size]`; return the gated outputs `[T, value_dim]`."""
-        if self.packed is not None and kv.state_step is not None:
-            return self.packed.run(x, kv.state_step)
-        qkv, z, b, a = self.project(x).split(self.widths, dim=-1)
+    def by_store(self, x: Tensor, kv: Any, meta: Any) -> Tensor:
+        """See `FastStateMixer`."""
+        qkv, z, b, a = x.split(self.widths, dim=-1)
         g = -self.rate * F.softplus(a.float() + self.dt_bias)
         out = kv.scan(self.index, qkv, g, b.float().sigmoid(), self.conv_weight, meta)
         return self.gated_norm(out, z.reshape(out.shape)).flatten(1)
 
-    @cached_property
-    def packed(self) -> PackedDeltaNet | None:
-        """All but the last matrix in one call; None: the matrix is not packed."""
-        if not isinstance(self.project, PackedEntry):
-            return None
-        return PackedDeltaNet(self.project, self.index, step_sizes(self.config), self)
+    def pack(self, project: PackedEntry) -> PackedDeltaNet:
+        """See `FastStateMixer`."""
+        return PackedDeltaNet(project, self.index, step_sizes(self.config), self)
 
 
 FAST_MIXERS: FastMixers = {GatedDeltaNet: FastDeltaNet, GatedAttention: FastGatedAttention}
@@ -107,10 +101,3 @@ def hybrid_decoder(
     """Return a hybrid's decoder with fast layers. layer, finish: as for `with_torch_layers`."""
     norm = FastZeroCentredNorm
     return with_torch_layers(model, functions, exchange, FAST_MIXERS, norm, layer, finish)
-
-
-def native_step_for(model: CausalLM) -> NativeStep | None:
-    """Return the C++ step of delta nets if the model's layers are packed; None: the store uses its own."""
-    mixers = [getattr(layer, "mixer", None) for layer in getattr(model.model, "layers", ())]
-    is_packed = any(isinstance(mixer, FastDeltaNet) and mixer.packed is not None for mixer in mixers)
-    return NativeStep(model.config, model.dtype) if is_packed else None

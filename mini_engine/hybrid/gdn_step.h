@@ -1,5 +1,5 @@
-// Lesson 11. Some tokens of each of N sequences through a gated delta net: convolution, delta rule, both states,
-// in place or from one slot to another.
+// Lesson 11. Some tokens of each of N sequences through a gated delta net: convolution, delta rule, norm and gates,
+// both states in place or from one slot to another.
 //
 // Token after token, in prompts as in decode steps: so neither a chunk's size nor a neighbour changes a bit. A head's
 // state is read from memory once and written once, and between a prompt's tokens some columns of it stay in the first
@@ -14,7 +14,7 @@ struct StepSizes {
     int64_t key_heads, value_heads, key_dim, value_dim, taps;
     int64_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
 };
-struct Gates {  // for a whole layer: behind qkv its rows hold z [value_heads * value_dim], b and a [value_heads]
+struct Gates {
     const float *rate, *dt_bias, *norm;   // exp(A_log) and dt_bias [value_heads], the norm's weight [value_dim]
     float eps;
 };
@@ -26,15 +26,15 @@ constexpr int COLUMNS = 2;      // vectors of a state's columns that stay in the
 template <typename T>
 struct DeltaStep {
     const StepSizes& s;
-    const T* qkv;              // [rows, channels]: q of every key head, k of every key head, v of every value head
+    const Gates& gates;
+    const T* qkv;              // [rows, channels]: q of every key head, k of every key head, v of every value head;
+                               // behind them z [value_heads * value_dim], b and a [value_heads]
     int64_t stride;            // from one of its rows to the next
-    const float *g, *beta;     // [rows, value_heads]
     const float* weight;       // [taps, channels]
     T* conv;                   // [slots, channels, taps - 1], the latest input last
     float* recurrent;          // [slots, value_heads, key_dim, value_dim]
     T* out;                    // [rows, value_heads, value_dim], rows `out_stride` apart
     int64_t out_stride;
-    const Gates* gates;        // g and beta come from b and a, and the output is normed and gated; nullptr: as it is
 
     struct Part {  // some tokens of a sequence: rows row ... row + count - 1, the state before them, and the one behind
         int64_t row, count, source, slot;
@@ -131,24 +131,21 @@ struct DeltaStep {
     const T* b(int64_t row) const { return z(row) + s.value_heads * s.value_dim; }
     const T* a(int64_t row) const { return b(row) + s.value_heads; }
     float faded(int64_t row, int64_t h) const {  // the logarithm of what is left of the state
-        if (!gates) return g[row * s.value_heads + h];
-        const float x = widen(a(row)[h]) + gates->dt_bias[h];
-        return -gates->rate[h] * (x > 20 ? x : std::log1p(std::exp(x)));
+        const float x = widen(a(row)[h]) + gates.dt_bias[h];
+        return -gates.rate[h] * (x > 20 ? x : std::log1p(std::exp(x)));
     }
     float written(int64_t row, int64_t h) const {  // how much of the difference
-        if (!gates) return beta[row * s.value_heads + h];
         return 1 / (1 + std::exp(-widen(b(row)[h])));
     }
 
     void finish(int64_t row, int64_t h, const float* o) const {
         T* to = out + row * out_stride + h * s.value_dim;
-        const T* gate = gates ? z(row) + h * s.value_dim : nullptr;
-        const float factor = gates ? inverse_rms(o, s.value_dim, gates->eps) : 1;
+        const T* gate = z(row) + h * s.value_dim;
+        const float factor = inverse_rms(o, s.value_dim, gates.eps);
         for (int64_t j = 0; j < s.value_dim; j += LANES) {
             const int64_t left = s.value_dim - j;
-            vec x = load_some(o + j, left) * factor;
-            if (gates) x = x * load_some(gates->norm + j, left) * silu(load_some(gate + j, left));
-            store_some(to + j, x, left);
+            const vec normed = load_some(o + j, left) * factor * load_some(gates.norm + j, left);
+            store_some(to + j, normed * silu(load_some(gate + j, left)), left);
         }
     }
 

@@ -2,27 +2,18 @@
 //
 //   delta_net    norm and the joined projection (`enter` of blocks.h), then gdn_step.h
 //   short_conv   the same with conv_step.h
-//   gdn_step     gdn_step.h alone, for a store
 
 #include "../layers/blocks.h"
 #include "conv_step.h"
 #include "gdn_step.h"
 
 #define FUNCTIONS(T, NAME)                                                                                             \
-    extern "C" void gdn_step_##NAME(const StepSizes* sizes, const Feeds* feeds, int64_t count, const void* qkv,        \
-                                    int64_t stride, const float* g, const float* beta, const float* weight,            \
-                                    void* conv, float* recurrent, void* out, int threads) {                            \
-        const int64_t width = sizes->value_heads * sizes->value_dim;                                                   \
-        const DeltaStep<T> step{*sizes, (const T*)qkv, stride,  g,     beta,  weight,                                  \
-                                (T*)conv, recurrent,   (T*)out, width, nullptr};                                       \
-        _Pragma("omp parallel num_threads(threads)") step.run(feeds, count);                                           \
-    }                                                                                                                  \
     extern "C" void delta_net_##NAME(const Entry* entry, const StepSizes* sizes, const Feeds* feeds, int64_t count,    \
                                      const float* weight, void* conv, float* recurrent, const Gates* gates,            \
                                      const Place* result, int threads) {                                               \
         const Place& inner = entry->at.out;                                                                            \
-        const DeltaStep<T> step{*sizes, (const T*)inner.data, inner.stride, nullptr, nullptr, weight,                  \
-                                (T*)conv, recurrent, (T*)result->data, result->stride, gates};                         \
+        const DeltaStep<T> step{*sizes,    *gates,    (const T*)inner.data, inner.stride,  weight,                     \
+                                (T*)conv, recurrent, (T*)result->data,     result->stride};                           \
         _Pragma("omp parallel num_threads(threads)") {                                                                 \
             Block<T>::enter(*entry);                                                                                   \
             barrier();                                                                                                 \

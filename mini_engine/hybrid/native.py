@@ -6,7 +6,6 @@ from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from mini_engine.base.native_build import Library, Signature
@@ -102,11 +101,10 @@ class ConvSizes(ctypes.Structure):
     _fields_ = (*((name, c_int64) for name in ("channels", "taps")), *((name, c_void_p) for name in ("weight", "bias")))
 
 
-CALL = (POINTER(StepSizes), POINTER(FeedStruct), c_int64)
+FEEDS, REST = (POINTER(FeedStruct), c_int64), (POINTER(Place), c_int)
 FUNCTIONS = {
-    "gdn_step": Signature((*CALL, c_void_p, c_int64, *[c_void_p] * 6, c_int), None),
-    "delta_net": Signature((POINTER(Entry), *CALL, *[c_void_p] * 3, POINTER(Gates), POINTER(Place), c_int), None),
-    "short_conv": Signature((POINTER(Entry), POINTER(ConvSizes), *CALL[1:], c_void_p, POINTER(Place), c_int), None),
+    "delta_net": Signature((POINTER(Entry), POINTER(StepSizes), *FEEDS, *[c_void_p] * 3, POINTER(Gates), *REST), None),
+    "short_conv": Signature((POINTER(Entry), POINTER(ConvSizes), *FEEDS, c_void_p, *REST), None),
 }
 LIBRARY = Library(SOURCES, FUNCTIONS, "the C++ step", "use the torch backend")
 
@@ -120,45 +118,6 @@ def step_sizes(config: HybridConfig) -> StepSizes:
         value_dim=config.linear_value_head_dim,
         taps=config.linear_conv_kernel_dim,
     )
-
-
-class NativeStep:
-    """Advances the states of `HybridKv` by some tokens each.
-
-    Raises:
-        UserError: the dtype is not supported, or the library cannot be built here.
-    """
-
-    def __init__(self, config: HybridConfig, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.function = LIBRARY.function("gdn_step", dtype)
-        self.sizes, self.conv_dim = step_sizes(config), config.conv_dim
-
-    def __call__(
-        self, states: tuple[Tensor, Tensor], qkv: Tensor, g: Tensor, beta: Tensor, weight: Tensor, feeds: Feeds
-    ) -> Tensor:
-        """Return `[T, H_v, D_v]` in the dtype of `qkv`.
-
-        Args:
-            states: recurrent and conv, the layer's own. qkv: `[T, conv_dim]`. g, beta: `[T, H_v]`.
-            weight: of the convolution, `[conv_dim, K]`. feeds: have all T rows.
-
-        Raises:
-            ValueError: dtypes or shapes are not this model's; nothing was written.
-        """
-        recurrent, conv = states
-        self.check_rows(qkv, [feeds.num_rows, self.conv_dim])
-        out = qkv.new_empty(len(qkv), self.sizes.value_heads, self.sizes.value_dim)
-        g, beta, weight = g.float().contiguous(), beta.float().contiguous(), by_tap(weight)
-        pointers = [x.data_ptr() for x in (g, beta, weight, conv, recurrent, out)]
-        call = self.sizes, feeds.structs, len(feeds.structs)
-        self.function(*call, qkv.data_ptr(), qkv.stride(0), *pointers, torch.get_num_threads())
-        return out
-
-    def check_rows(self, rows: Tensor, shape: list[int]) -> None:
-        """Raise ValueError unless the rows have this shape and the model's dtype, and each is contiguous."""
-        if list(rows.shape) != shape or rows.dtype != self.dtype or rows.stride(1) != 1:
-            raise ValueError(f"the rows are {rows.dtype} {list(rows.shape)}; they must be {self.dtype} {shape}")
 
 
 def by_tap(weight: Tensor) -> Tensor:

@@ -3,10 +3,11 @@
 What a step's layers share is checked and described once (`StateStep`), and a layer's weights when the model is made.
 """
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.native import LIBRARY, ConvSizes, Feeds, Gates, StepSizes, by_tap
@@ -86,6 +87,34 @@ class StateMixer:
 
     def call(self, feeds: Feeds, states: list[int], result: Place) -> None:
         """Call C++. states: the addresses of the layer's recurrent and conv states."""
+        raise NotImplementedError
+
+
+class FastStateMixer(nn.Module):
+    """A mixer with a state without its last matrix, which a subclass puts in `out`; one call, where that can be.
+
+    A subclass also sets `project`, the norm and the first matrix, and says how both ways go.
+    """
+
+    project: nn.Module
+
+    def forward(self, x: Tensor, cos: Any, sin: Any, kv: Any, meta: Any) -> Tensor:
+        """Advance the states by x `[T, hidden_size]`; return results `[T, width]`, which the next layer overwrites."""
+        if self.packed is not None and kv.state_step is not None:
+            return self.packed.run(x, kv.state_step)
+        return self.by_store(self.project(x), kv, meta)
+
+    @cached_property
+    def packed(self) -> StateMixer | None:
+        """The call; None: the matrix is not packed."""
+        return self.pack(self.project) if isinstance(self.project, PackedEntry) else None
+
+    def by_store(self, x: Tensor, kv: Any, meta: Any) -> Tensor:
+        """Return the results for what `project` yields; the store advances its states."""
+        raise NotImplementedError
+
+    def pack(self, project: PackedEntry) -> StateMixer:
+        """Return the call that does the same."""
         raise NotImplementedError
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mini_engine.hybrid.delta_rule import advance_conv, causal_conv, chunk_scan, depthwise, l2norm, recurrent_step
 from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.hybrid.native import Feed, Feeds, NativeStep
+from mini_engine.hybrid.native import Feed, Feeds
 from mini_engine.hybrid.packed_mixers import StateStep
 from mini_engine.kv.block_tensor import ForwardMeta
 from mini_engine.kv.store_around import StoreAround
@@ -58,15 +58,12 @@ class HybridKv(StoreAround):
 
     Args:
         kv: lesson 3's pool, or a store over it (lessons 15 and 16).
-        native_step: lesson 11's C++ for delta nets; None for torch.
         state_step: of the step whose layers use it (`in_step`), if C++ can read and write the states.
     """
 
-    def __init__(
-        self, kv: Any, states: GdnPool, native_step: NativeStep | None = None, state_step: StateStep | None = None
-    ) -> None:
+    def __init__(self, kv: Any, states: GdnPool, state_step: StateStep | None = None) -> None:
         super().__init__(kv)
-        self.states, self.native_step, self.state_step = states, native_step, state_step
+        self.states, self.state_step = states, state_step
 
     @property
     def bytes(self) -> int:
@@ -80,13 +77,10 @@ class HybridKv(StoreAround):
 
     def in_step(self, meta: HybridMeta) -> "HybridKv":
         """See `Store.in_step`."""
-        on_cpu = self.states.conv_state.device.type == "cpu"
-        state_step = StateStep(self.states, self.feeds_of(meta)) if on_cpu else None
-        return HybridKv(in_step(self.kv, meta), self.states, self.native_step, state_step)
-
-    def feeds_of(self, meta: HybridMeta) -> Feeds:
-        """Return a step's feeds as C++ takes them."""
-        return Feeds(feeds_of(meta), len(meta.positions), self.states.conv_state.shape[1])
+        conv, state_step = self.states.conv_state, None
+        if conv.device.type == "cpu":
+            state_step = StateStep(self.states, Feeds(feeds_of(meta), len(meta.positions), conv.shape[1]))
+        return HybridKv(in_step(self.kv, meta), self.states, state_step)
 
     def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
         """Return attention of q `[T, H_q, D]` over the KV pool; `layer` counts attention layers."""
@@ -102,9 +96,6 @@ class HybridKv(StoreAround):
         Returns:
             `[T, H_v, D_v]` in the dtype of `qkv`.
         """
-        if self.native_step:
-            states = self.states.get_layer_state(layer)
-            return self.native_step(states, qkv, g, beta, conv_weight, self.feeds_of(meta))
         step, run = (partial(advance, layer, conv_weight) for advance in (self._step, self._run))
         return each_sequence(meta, (qkv, g, beta), self.states.value_shape, step, run)
 

@@ -27,8 +27,6 @@ from mini_engine.engine.scheduler_config import SchedulerConfig
 from mini_engine.hybrid.fast import FastDeltaNet
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.hybrid_config import HybridConfig
-from mini_engine.hybrid.native import Feed, Feeds
-from mini_engine.hybrid.store import HybridKv
 from mini_engine.layers.blocks import PackedFinish
 from mini_engine.layers.packed_layers import PackedLinear
 from mini_engine.model.kinds import state_bytes
@@ -162,15 +160,14 @@ def their_decode(hf, prompts: list[list[int]]) -> Callable[[], float]:
 def step_rows(directory: Path, args: Namespace) -> list[dict[str, Any]]:
     """Return the processor time of a decode step and of its largest parts, medians, by batch size.
 
-    "feed-forward" includes each mixer's last matrix. "the rule alone" is the delta nets' recurrence without the
-    matrices around it, measured by itself.
+    "feed-forward" includes each mixer's last matrix.
     """
     rounds = 4 if args.quick else 3 * (args.rounds or 7)
     length = PROMPT + rounds + 4
     engine = fast_engine(directory, args, max(args.batches), length, enable_prefix_caching=False)
     runner = engine.runner
     assert isinstance(runner, ModelRunner) and isinstance(engine.config, HybridConfig)
-    if runner.pool.native_step is None:
+    if not any(isinstance(module, PackedFinish) for module in runner.model.modules()):
         raise UserError("the part 'step' measures lesson 9's packed layers, which do not work here; leave it out")
     watch = Stopwatch()
     parts = {PackedFinish: "feed-forward ms", FastDeltaNet: "delta nets ms", PackedLinear: "other matrices ms"}
@@ -187,28 +184,8 @@ def step_rows(directory: Path, args: Namespace) -> list[dict[str, Any]]:
             reads.append(Stopwatch().of(read)["CPU ms"])
         limit = bytes_touched(directory, engine.config, batch, args) / READ_BYTES * statistics.median(reads) * 1e3
         medians = {name: statistics.median(one[name] for one in taken) * 1e3 for name in taken[0]}
-        alone = rule_alone(engine.config, runner.pool, batch, rounds)
-        rows.append({"case": f"{batch} sequences"} | medians | {"the rule alone ms": alone, "memory limit ms": limit})
+        rows.append({"case": f"{batch} sequences"} | medians | {"memory limit ms": limit})
     return rows
-
-
-def rule_alone(config: HybridConfig, store: HybridKv, batch: int, rounds: int) -> float:
-    """Return the milliseconds of processor time that `batch` sequences' states take in one step, the median."""
-    dtype, step = store.states.conv_state.dtype, store.native_step
-    assert step is not None
-    heads = config.linear_num_value_heads
-    qkv, weight = (
-        torch.zeros(batch, config.conv_dim, dtype=dtype),
-        torch.zeros(config.conv_dim, step.sizes.taps, dtype=dtype),
-    )
-    g, beta, slots = torch.zeros(batch, heads), torch.zeros(batch, heads), torch.arange(1, batch + 1)
-    taken, feeds = [], Feeds([Feed(slots, slots)], batch, store.states.num_slots)
-    for _ in range(rounds):
-        begun = time.process_time()
-        for layer in range(config.num_gdn_layers):
-            step(store.states.get_layer_state(layer), qkv, g, beta, weight, feeds)
-        taken.append(time.process_time() - begun)
-    return statistics.median(taken) * 1e3
 
 
 class Stopwatch:

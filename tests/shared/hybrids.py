@@ -97,10 +97,10 @@ def greedy(family: str, prompt: tuple[int, ...], max_new_tokens: int) -> list[in
     return hf_greedy(both(family)[1], list(prompt), max_new_tokens)
 
 
-def store_of(config: HybridConfig, slots: int, dtype: torch.dtype = torch.float32, native_step=None) -> HybridKv:
+def store_of(config: HybridConfig, slots: int, dtype: torch.dtype = torch.float32) -> HybridKv:
     """Return an empty store of 16 tokens and so many states."""
     kv = KvPool(kv_shape(config), 2, 16, load_kernel("reference"), dtype)
-    return HybridKv(kv, GdnPool.for_model(config, slots, dtype=dtype), native_step)
+    return HybridKv(kv, GdnPool.for_model(config, slots, dtype=dtype))
 
 
 def plan_of(*lengths: int, slots: Sequence[Sequence[int]] = ()) -> HybridMeta:
