@@ -69,8 +69,9 @@ struct Attention {
     }
     int words() const {  // in a query, in a key
         if constexpr (CODED<C>) return CodeScores<C>::query_words(dim);
-        return width() * Words<T>::PIECES / PER_LOAD<T>;
+        return words_in(width());
     }
+    static constexpr int words_in(int width) { return width * Words<T>::PIECES / PER_LOAD<T>; }
     int64_t stride() const { return Words<C>::stride(dim); }  // from one head to the next
     int record() const {
         if constexpr (CODED<C>) return VALUES + dim + CodeValues<C>::least_sums(dim);
@@ -96,20 +97,22 @@ struct Attention {
         return (t.begins ? starts[t.run->seqs[query]] : starts[t.seq] + query) * stride + head_of(t, row) * dim;
     }
 
-    template <typename Row>
-    struct Found {  // where some consecutive tokens' keys and values lie; spare lanes repeat one of them
-        const Row *key[LANES], *value[LANES];
+    struct Places {  // where some consecutive tokens' keys and values lie; spare lanes repeat one of them
+        const C *key[LANES], *value[LANES];
         int count;
-        vec key_scale, value_scale;  // of one head
     };
-    using Places = Found<C>;
     Places places(int seq, int begin, int end, int seen) const {  // those before `seen` are spare: they may be gone
         Places p;
         p.count = std::min(LANES, end - begin);
+        const int first = std::max(begin, seen);
+        const int32_t* block = table + int64_t(seq) * max_blocks + first / block_size;
+        const int64_t each = kv_heads * stride();
+        int64_t offset = first % block_size, at = (*block * int64_t(block_size) + offset) * each;
         for (int j = 0; j < LANES; j++) {
-            const int token = std::max(j < p.count ? begin + j : begin, seen);
-            const int64_t block = table[int64_t(seq) * max_blocks + token / block_size];
-            const int64_t at = (block * block_size + token % block_size) * kv_heads * stride();
+            if (j < p.count && begin + j > first) {
+                at += each;
+                if (++offset == block_size) offset = 0, at = *++block * int64_t(block_size) * each;
+            }
             p.key[j] = k + at, p.value[j] = v + at;
         }
         return p;
@@ -127,17 +130,13 @@ struct Attention {
               weights(rows * a.weight_words()) {}
     };
 
-    Found<E> of_head(Places p, int head, Workspace& w) const {  // one head's part of them, padded with zeros
-        for (int j = 0; j < LANES; j++) p.key[j] += head * stride(), p.value[j] += head * stride();
-        p.key_scale = Words<C>::scales(p.key, dim), p.value_scale = Words<C>::scales(p.value, dim);
+    // One head's keys or values, opened or padded with zeros where the loops cannot read them as they are.
+    Rows<E> opened(Rows<C> rows, const E** row, E* to) const {
         if constexpr (!OPENS)
-            if (w.padded.empty()) return p;
-        Found<E> copy{{}, {}, p.count, p.key_scale, p.value_scale};
-        E *keys = (E*)w.padded.at(0), *values = keys + LANES * width();
-        Words<C>::open(p.key, dim, keys, width());
-        Words<C>::open(p.value, dim, values, width());
-        for (int j = 0; j < LANES; j++) copy.key[j] = keys + j * width(), copy.value[j] = values + j * width();
-        return copy;
+            if (dim == width()) return rows;
+        Words<C>::open(rows, dim, to, width());
+        for (int j = 0; j < LANES; j++) row[j] = to + j * width();
+        return {row, 0};
     }
 
     void attend(const Tile& t, int begin, int end, float* sums, Workspace& w) const {
@@ -174,72 +173,80 @@ struct Attention {
 
     // Not inlined: within attend's loops the compiler runs out of registers.
     NOINLINE void add_tile(const Tile& t, int head, int key, const Places& now, const Places& next, float* stretch,
-                  Workspace& w) const {
+                           Workspace& w) const {
         const int n = t.queries * group(), seen = keys_seen(t, 0);
-        const int64_t most = window_of(t);
+        const int64_t most = window_of(t), at = (t.first_head + head) * stride();
         const int first = std::max(0, key + 1 - seen) * group();  // the rows before it see none of these keys
         const int last = int(std::min<int64_t>(t.queries, key + LANES + most - seen)) * group();  // nor those from it
         const bool many = n >= MANY_ROWS, more = head + 1 < t.heads;
-        const Found<E> p = of_head(now, t.first_head + head, w);
+        const Rows<C> keys{now.key, at}, values{now.value, at}, keys_ahead{next.key, at}, values_ahead{next.value, at};
         float *q = w.q.at(head * n * words()), *scores = w.scores.at(0), *sums = stretch + head * n * record();
-        // The next tile's keys and values are prefetched. A processor drops such requests while too many are under
-        // way, so they are repeated just before the call that reads them.
-        prefetch_head(more ? now : next, t.first_head + (more ? head + 1 : 0));
         const auto update = [&](vec key_scale, vec value_scale) {
             softmax_update<E>(scores + first * LANES, last - first, scale * key_scale, value_scale,
                               seen + first / group() - key, int(most), group(), sums + first * record(), record());
+            prefetch_head(more ? now : next, more ? at + stride() : t.first_head * stride());
         };
         if constexpr (CODED<C>) {
-            prefetch_head(next, t.first_head + head);
-            CodeScores<C>::score_all(q, p.key, dim, first, last, many, w.keys.at(0), scores);
-            update(p.key_scale, vec{} + 1.f);
-            CodeValues<C>::add_all(scores, p.value, dim, first, last, many, w.values.at(0), w.weights.at(0), record(),
-                                   sums);
+            CodeScores<C>::score_all(q, keys, keys_ahead, dim, first, last, many, w.keys.at(0), scores);
+            update(Words<C>::scales(keys, dim), vec{} + 1.f);
+            CodeValues<C>::add_all(scores, values, values_ahead, dim, first, last, many, w.values.at(0), w.weights.at(0),
+                                   record(), sums);
         } else {
-            const E *keys_ahead[LANES], *values_ahead[LANES];
-            const int64_t at = (t.first_head + head) * stride();
-            if constexpr (OPENS) {  // at once; the loops below read what is in the cache already
-                prefetch_head(next, t.first_head + head);
-                std::copy(p.key, p.key + LANES, keys_ahead), std::copy(p.value, p.value + LANES, values_ahead);
+            const E* row[2 * LANES];
+            E* room = (E*)w.padded.at(0);
+            const Rows<E> k = opened(keys, row, room), v = opened(values, row + LANES, room + LANES * width());
+            if constexpr (OPENS) {
+                prefetch_head(next, at);
+                score_all(q, k, k, first, last, many, w, scores);
             } else
-                for (int j = 0; j < LANES; j++) keys_ahead[j] = next.key[j] + at, values_ahead[j] = next.value[j] + at;
-            if (many) {
-                transpose_keys(p.key, keys_ahead, words(), w.keys.at(0));
-                for_rows(first, last, [&](auto R, int r) {
-                    score_transposed<R, E>(q + r * words(), w.keys.at(0), words(), scores + r * LANES);
-                });
-            } else
-                for_rows(first, last, [&](auto R, int r) {
-                    score<R>(q + r * words(), p.key, OPENS || r > first ? nullptr : keys_ahead, words(),
-                             scores + r * LANES);
-                });
-            update(p.key_scale, p.value_scale);
-            const InCache<E> values{p.value, values_ahead};
-            if (many)
-                add_all(pack_values(values, p.count, width(), w.values.at(0)), scores, first, last, p.count, sums);
+                score_all(q, k, keys_ahead, first, last, many, w, scores);
+            update(Words<C>::scales(keys, dim), Words<C>::scales(values, dim));
+            if constexpr (OPENS)
+                add_all(InCache<E>{v, v}, now.count, first, last, many, w, scores, sums);
             else
-                add_all(values, scores, first, last, p.count, sums);
+                add_all(InCache<E>{v, values_ahead}, now.count, first, last, many, w, scores, sums);
         }
     }
 
-    // Inlined always: GCC takes a function that only prefetches for one without effect, and drops the call.
-    __attribute__((always_inline)) void prefetch_head(const Places& p, int head) const {
-        const auto fetch = [&](int64_t at) __attribute__((always_inline)) {
-            for (int j = 0; j < LANES; j++)
-                prefetch((const char*)p.key[j] + at), prefetch((const char*)p.value[j] + at);
+    // Rows of the usual width have loops of their own, whose length the compiler knows.
+    void score_all(const float* q, Rows<E> key, Rows<E> ahead, int first, int last, bool many, Workspace& w,
+                   float* scores) const {
+        const auto few = [&](int words) __attribute__((always_inline)) {
+            for_rows(first, last, [&](auto R, int r) __attribute__((always_inline)) {
+                if (!OPENS && r == first)
+                    score<R, true>(q + r * words, key, ahead, words, scores + r * LANES);
+                else
+                    score<R, false>(q + r * words, key, ahead, words, scores + r * LANES);
+            });
         };
-        int64_t at = head * stride() * sizeof(C);
-        const int64_t last = at + stride() * sizeof(C) - 1;
-        for (; at + 64 <= last; at += 64) fetch(at);
-        fetch(last);
+        if (!many) return width() == USUAL_DIM ? few(words_in(USUAL_DIM)) : few(words());
+        transpose_keys(key, ahead, words(), w.keys.at(0));
+        for_rows(first, last, [&](auto R, int r) {
+            score_transposed<R, E>(q + r * words(), w.keys.at(0), words(), scores + r * LANES);
+        });
+    }
+    void add_all(InCache<E> values, int count, int first, int last, bool many, Workspace& w, const float* scores,
+                 float* sums) const {
+        const auto add = [&](const auto& values, int width) __attribute__((always_inline)) {
+            for_rows(first, last, [&](auto R, int r) __attribute__((always_inline)) {
+                add_values<R, SUMS / R, E>(scores + r * LANES, values, !OPENS && r == first, count, 0, width,
+                                           record(), sums + r * record() + VALUES);
+            });
+        };
+        if (many) return add(pack_values(values, count, width(), w.values.at(0)), width());
+        width() == USUAL_DIM ? add(values, USUAL_DIM) : add(values, width());
     }
 
-    template <typename Values>
-    void add_all(const Values& values, const float* scores, int first, int last, int count, float* sums) const {
-        for_rows(first, last, [&](auto R, int r) {
-            add_values<R, SUMS / R, E>(scores + r * LANES, values, !OPENS && r == first, count, 0, width(), record(),
-                                       sums + r * record() + VALUES);
-        });
+    // Inlined always: GCC takes a function that only prefetches for one without effect, and drops the call.
+    __attribute__((always_inline)) void prefetch_head(const Places& p, int64_t at) const {
+        const auto rows = [&](int64_t size) __attribute__((always_inline)) {  // the last bytes lie in the next head's line
+            for (int j = 0; j < LANES; j++) {
+                const char *key = (const char*)(p.key[j] + at), *value = (const char*)(p.value[j] + at);
+                UNROLL for (int64_t i = 0; i + 64 < size; i += 64) prefetch(key + i), prefetch(value + i);
+                prefetch(key + size - 1), prefetch(value + size - 1);
+            }
+        };
+        dim == USUAL_DIM ? rows(Words<C>::stride(USUAL_DIM) * sizeof(C)) : rows(stride() * sizeof(C));
     }
 
     void finish(const Tile& t, const float* sums, Workspace& w) const {

@@ -7,11 +7,20 @@
 #include <type_traits>
 
 #define NOINLINE __attribute__((noinline))  // one copy, so that every caller rounds alike
+constexpr int USUAL_DIM = 128;       // of a head: the compiler makes separate loops for it
 constexpr float NO_KEY_YET = -1e30f;        // a row's first maximum: finite, so that subtracting it never gives NaN
 
 // A row's running sums lie in one record, in whole vectors: the maximum score (and what it becomes), the sum of weights
 // (still spread over the lanes), the weighted sum of values.
 enum { MAXIMUM = 0, NEW_MAXIMUM = 1, WEIGHTS = LANES, VALUES = 2 * LANES };
+
+template <typename T>
+struct Rows {  // one head's keys, or values, of a tile
+    const T* const* row;  // each token's, of all heads
+    int64_t at;           // where the head's begins
+    const T* operator[](int j) const { return row[j] + at; }
+    Rows from(int j) const { return {row + j, at}; }
+};
 
 // What is multiplied are words of 4 bytes: floats, or pairs of bfloat16 where the processor has an instruction for
 // them. A pair is two neighbours in a query and in a key; then it is two keys' weights, and those keys' values.
@@ -19,8 +28,8 @@ template <typename T>
 struct Layout {  // of a cache that holds what the queries hold
     using Element = T;  // what the loops over a key or a value load
     static int64_t stride(int dim) { return dim; }                           // elements from one head to the next
-    static vec scales(const T* const* row, int dim) { return vec{} + 1.f; }  // what multiplies each key, or value
-    static void open(const T* const* row, int dim, T* to, int width) {  // LANES rows, each `width` after the one before
+    static vec scales(Rows<T>, int) { return vec{} + 1.f; }  // what multiplies each key, or value
+    static void open(Rows<T> row, int dim, T* to, int width) {  // LANES rows, each `width` after the one before
         for (int j = 0; j < LANES; j++) std::copy(row[j], row[j] + dim, to + j * width);
     }
     static void store_values(T* p, const vec* x) { store_joined(p, x); }
@@ -36,7 +45,7 @@ struct Words : Layout<T> {
     static constexpr int PIECES = PER_LOAD<T>, KEYS = 1;  // vectors of words in a key's load; keys in a word of weights
     static void load_query(const T* p, vec* x) { load_key(p, x); }
     static void load_key(const T* p, vec* x) { load_split(p, x); }
-    static void load_values(const T* const* value, int d, vec* x) { load_split(value[0] + d, x); }
+    static void load_values(Rows<T> value, int d, vec* x) { load_split(value[0] + d, x); }
     static void store_weights(float* p, vec weights) { store(p, weights); }
     static vec add(vec sum, vec a, vec b) { return sum + a * b; }
 };
@@ -46,12 +55,13 @@ struct Words<bf16> : Layout<bf16> {
     static constexpr int PIECES = 1, KEYS = 2;
     static void load_query(const bf16* p, vec* x) { load_key(p, x); }
     static void load_key(const bf16* p, vec* x) { memcpy(x, p, sizeof *x); }
-    static void load_values(const bf16* const* value, int d, vec* x) {  // the even elements of both, then the odd ones
-        uvec a, b;
-        memcpy(&a, value[0] + d, sizeof a);
-        memcpy(&b, value[1] + d, sizeof b);
-        x[0] = (vec)(b << 16 | (a & 0xffff));
-        x[1] = (vec)((b & 0xffff0000) | a >> 16);
+    static void load_values(Rows<bf16> value, int d, vec* x) {  // of each 8 elements the first 4, then the others
+        const __m512i a = _mm512_loadu_si512(value[0] + d), b = _mm512_loadu_si512(value[1] + d);
+        x[0] = (vec)_mm512_unpacklo_epi16(a, b), x[1] = (vec)_mm512_unpackhi_epi16(a, b);
+    }
+    static void store_values(bf16* p, const vec* x) {
+        const __m512i first = (__m512i)(rounded(x[0]) >> 16), others = (__m512i)(rounded(x[1]) >> 16);
+        _mm512_storeu_si512(p, _mm512_packus_epi32(first, others));
     }
     static void store_weights(float* p, vec weights) { store((bf16*)p, weights); }
     static vec add(vec sum, vec a, vec b) { return add_pairs(sum, (ivec)a, (ivec)b); }
@@ -63,33 +73,34 @@ INLINE vec all_lanes(const float* word) {
     return (vec)(ivec{} + bits);
 }
 
-// scores[row][j] = q[row] . key[j], from the keys in place: a word in each lane, and in the end all lanes summed.
-// Meanwhile the same parts of the keys `ahead` are prefetched.
-template <int R, typename T>
-static NOINLINE void score(const float* q, const T* const* key, const T* const* ahead, int words, float* scores) {
-    constexpr int KEYS = std::min(LANES, SUMS / R), P = Words<T>::PIECES, LOAD = PER_LOAD<T> * LANES;
-    vec products[R][LANES];
-    for (int j = 0; j < LANES; j += KEYS) {
+// scores[row][j] = q[row] . key[j], from the keys in place: a word in each lane, and in the end all lanes summed. Keys are
+// taken in the groups that sum_each adds up first, so that their sums never leave the registers. Meanwhile the same parts
+// of the keys `ahead` are prefetched, if they are wanted.
+template <int R, bool WANTED, typename T>
+INLINE void score(const float* q, Rows<T> key, Rows<T> ahead, int words, float* scores) {
+    constexpr int KEYS = std::min(LANES, SUMS / R), GROUPS = LANES / KEYS, P = Words<T>::PIECES;
+    vec totals[R][GROUPS];
+    UNROLL for (int group = 0; group < GROUPS; group++) {
         vec sum[R][KEYS] = {};
-        for (int at = 0, d = 0; at < words; at += P * LANES, d += LOAD) {
-            vec k[KEYS][P];
-            UNROLL for (int i = 0; i < KEYS; i++) Words<T>::load_key(key[j + i] + d, k[i]);
-            if (ahead) UNROLL for (int i = 0; i < KEYS; i++) prefetch(ahead[j + i] + d);
+        for (int at = 0, d = 0; at < words; at += P * LANES, d += PER_LOAD<T> * LANES) {
+            vec x[R][P], k[P];
             UNROLL for (int r = 0; r < R; r++)
-                UNROLL for (int p = 0; p < P; p++) {
-                    const vec x = load(q + r * words + at + p * LANES);
-                    UNROLL for (int i = 0; i < KEYS; i++) sum[r][i] = Words<T>::add(sum[r][i], k[i][p], x);
-                }
+                UNROLL for (int p = 0; p < P; p++) x[r][p] = load(q + r * words + at + p * LANES);
+            UNROLL for (int i = 0; i < KEYS; i++) {
+                Words<T>::load_key(key[group + i * GROUPS] + d, k);
+                if (WANTED) prefetch(ahead[group + i * GROUPS] + d);
+                UNROLL for (int r = 0; r < R; r++)
+                    UNROLL for (int p = 0; p < P; p++) sum[r][i] = Words<T>::add(sum[r][i], k[p], x[r][p]);
+            }
         }
-        UNROLL for (int r = 0; r < R; r++)
-            UNROLL for (int i = 0; i < KEYS; i++) products[r][j + i] = sum[r][i];
+        UNROLL for (int r = 0; r < R; r++) totals[r][group] = sum_each<KEYS>(sum[r]);
     }
-    for (int r = 0; r < R; r++) store(scores + r * LANES, sum_each(products[r]));
+    UNROLL for (int r = 0; r < R; r++) store(scores + r * LANES, sum_each<GROUPS>(totals[r]));
 }
 
 // Where many rows meet the same keys, these are transposed once: line after line of words, lane j is key j's.
 template <typename T>
-static void transpose_keys(const T* const* key, const T* const* ahead, int words, float* lines) {
+static void transpose_keys(Rows<T> key, Rows<T> ahead, int words, float* lines) {
     constexpr int P = Words<T>::PIECES;
     for (int at = 0, d = 0; at < words; at += P * LANES, d += PER_LOAD<T> * LANES) {
         vec lanes[P][LANES], x[P];
@@ -162,8 +173,8 @@ static NOINLINE void softmax_update(float* scores, int rows, vec scale, vec valu
 // Where the words of a tile's values are: in the cache, to be joined with each load ...
 template <typename T>
 struct InCache {
-    const T *const *value, *const *ahead;  // of this tile, of the next
-    void load(int j, int d, vec* x) const { Words<T>::load_values(value + j, d, x); }
+    Rows<T> value, ahead;  // of this tile, of the next
+    void load(int j, int d, vec* x) const { Words<T>::load_values(value.from(j), d, x); }
     void prefetch(int j, int d) const {
         for (int k = 0; k < Words<T>::KEYS; k++) ::prefetch(ahead[j + k] + d);
     }

@@ -37,6 +37,7 @@ from mini_engine.engine.turns import give_place
 from mini_engine.text.tokenizer import Tokenizer
 
 STUCK_SECONDS = 60.0  # a step that runs for longer is reported
+BURST_PAUSE, LONGEST_BURST = 0.003, 0.03  # seconds: between the jobs of a burst, and in all
 SECONDS_PER_READER = 0.002  # between two wake-ups of a reader, times the number of answers that a step advances
 
 log = logging.getLogger(__name__)
@@ -262,6 +263,8 @@ class EngineWorker:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._inbox or self._stopping or self.engine.has_unfinished)
+                if not any(not request.is_prefilling for request in self.engine.scheduler.running):
+                    self._gather()
                 commands, self._inbox = self._inbox, []
                 is_last = self._stopping  # later jobs are refused; earlier ones are all among the commands
             for command in commands:
@@ -271,6 +274,17 @@ class EngineWorker:
                 return
             if self.engine.has_unfinished:
                 self._step()
+
+    def _gather(self) -> None:
+        """Wait until no order has come for a moment: clients that were answered in one step ask together again.
+
+        Begun in one step, their answers end in one step; the first of them alone would be stopped by the others' prompts.
+        """
+        until = time.monotonic() + LONGEST_BURST
+        while not self._stopping and time.monotonic() < until:
+            seen = len(self._inbox)
+            if not self._changed.wait_for(lambda: self._stopping or len(self._inbox) > seen, BURST_PAUSE):
+                return
 
     def _open(self, answers: Answers, taken: Future, since: float) -> None:
         """Add all requests, or add none and set the error."""

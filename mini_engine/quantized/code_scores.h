@@ -10,7 +10,7 @@ struct CodeScores {
     static constexpr int GROUPS = Coding::GROUPS;
     static constexpr bool HAS_LEASTS = GROUPS > 1;
 
-    // A query: for each span its vectors, high and low, and the sum of each word's numbers (with one group: what the
+    // A query: for each span its vectors, high and low, and the sum of each group's numbers (with one group: what the
     // offset of codes adds to a score); in the end its scale.
     static int span_words(int dim) { return (2 * Coding::vectors(dim) + 1) * LANES; }
     static int query_words(int dim) { return Coding::spans(dim) * span_words(dim) + LANES; }
@@ -34,28 +34,31 @@ struct CodeScores {
                 sums[0] = add_fours(sums[0], ones, load_bytes(high));
                 sums[1] = add_fours(sums[1], ones, load_bytes(low));
             }
-            const vec each = as_floats(sums[0], sums[1]);
-            store(to, HAS_LEASTS ? each : fold_lanes(each, plus) * Coding::OFFSET);
+            const vec each = as_floats(sums[0], sums[1]);  // word's
+            store(to, HAS_LEASTS ? (vec)sum_fours(each) : fold_lanes(each, plus) * Coding::OFFSET);
         }
         store(to, vec{} + top / QUERY_LEVELS);
     }
 
-    static void score_all(const float* q, const C* const* key, int dim, int first, int last, bool many, float* lines,
-                          float* scores) {
-        if (dim == USUAL_DIM) return score_rows(q, key, USUAL_DIM, first, last, many, lines, scores);
-        score_rows(q, key, dim, first, last, many, lines, scores);
+    static void score_all(const float* q, Rows<C> key, Rows<C> ahead, int dim, int first, int last, bool many,
+                          float* lines, float* scores) {
+        if (dim == USUAL_DIM) return score_rows(q, key, ahead, USUAL_DIM, first, last, many, lines, scores);
+        score_rows(q, key, ahead, dim, first, last, many, lines, scores);
     }
-    INLINE void score_rows(const float* q, const C* const* key, int dim, int first, int last, bool many, float* lines,
-                           float* scores) {
+    INLINE void score_rows(const float* q, Rows<C> key, Rows<C> ahead, int dim, int first, int last, bool many,
+                           float* lines, float* scores) {
         const int words = query_words(dim);
         if (many) {
-            transpose_keys(key, dim, lines);
+            transpose_keys(key, ahead, dim, lines);
             return for_rows(first, last, [&](auto R, int r) __attribute__((always_inline)) {
                 score_transposed<R>(q + r * words, lines, dim, scores + r * LANES);
             });
         }
         for_rows<2>(first, last, [&](auto R, int r) __attribute__((always_inline)) {
-            score<R>(q + r * words, key, dim, scores + r * LANES);
+            if (r == first)
+                score<R, true>(q + r * words, key, ahead, dim, scores + r * LANES);
+            else
+                score<R, false>(q + r * words, key, ahead, dim, scores + r * LANES);
         });
     }
 
@@ -63,106 +66,107 @@ struct CodeScores {
         if (!HAS_LEASTS) sum += load(q + words - 2 * LANES);
         return sum * load(q + words - LANES);
     }
-    INLINE vec restored(vec sum, ivec high, ivec low, Steps s, vec query_sums) {
-        return multiply_add(as_floats(high, low), s.step, multiply_add(query_sums, s.least, sum));
+    // A quarter of a vector has its own group, or all have one. Up to there sums are whole numbers, and exact.
+    INLINE vec restored(vec sum, ivec whole, Steps s, vec query_sums) {
+        return multiply_add(__builtin_convertvector(whole, vec), s.step, multiply_add(query_sums, s.least, sum));
     }
 
-    template <int R>
-    INLINE void score(const float* q, const C* const* key, int dim, float* scores) {
-        constexpr int KEYS = SUMS / 2 / R;
+    template <int R, bool WANTED>
+    INLINE void score(const float* q, Rows<C> key, Rows<C> ahead, int dim, float* scores) {
         const int words = query_words(dim), vectors = Coding::vectors(dim);
-        vec products[R][LANES];
-        for (int j = 0; j < LANES; j += KEYS) {
-            vec sum[R][KEYS] = {};
+        vec sums[R][4];  // four keys' each: in each quarter a word of each key
+        UNROLL for (int four = 0; four < 4; four++) {
+            const Rows<C> keys = key.from(4 * four), next = ahead.from(4 * four);
+            vec sum[R] = {};
             const float* at = q;
             for (int span = 0; span < Coding::spans(dim); span++, at += span_words(dim)) {
-                ivec high[R][KEYS] = {}, low[R][KEYS] = {};
+                ivec high[R][4] = {}, low[R][4] = {};
                 for (int v = 0; v < vectors; v++) {
                     ivec h[R], l[R];
-                    for (int r = 0; r < R; r++) {
+                    UNROLL for (int r = 0; r < R; r++) {
                         h[r] = load_bytes(at + r * words + 2 * v * LANES);
                         l[r] = load_bytes(at + r * words + (2 * v + 1) * LANES);
                     }
-                    for (int i = 0; i < KEYS; i++) {
-                        const ivec k = Coding::key(key[j + i], span, v);
-                        for (int r = 0; r < R; r++)
+                    UNROLL for (int i = 0; i < 4; i++) {
+                        const ivec k = Coding::key(keys[i], span, v);
+                        if (WANTED) prefetch_key(next[i], dim, span, v);
+                        UNROLL for (int r = 0; r < R; r++)
                             high[r][i] = add_fours(high[r][i], k, h[r]), low[r][i] = add_fours(low[r][i], k, l[r]);
                     }
                 }
-                for (int i = 0; i < KEYS; i++)
-                    if constexpr (HAS_LEASTS) {
-                        const Steps s = Coding::steps(key[j + i], dim, span);
-                        for (int r = 0; r < R; r++) {
-                            const vec query_sums = load(at + r * words + 2 * vectors * LANES);
-                            sum[r][i] = restored(sum[r][i], high[r][i], low[r][i], s, query_sums);
-                        }
-                    } else
-                        for (int r = 0; r < R; r++) sum[r][i] += as_floats(high[r][i], low[r][i]);
-            }
-            for (int r = 0; r < R; r++)
-                for (int i = 0; i < KEYS; i++) products[r][j + i] = sum[r][i];
-        }
-        for (int r = 0; r < R; r++)
-            store(scores + r * LANES, score_of(sum_each(products[r]), q + r * words, words));
-    }
-
-    // Line after line of words, lane j is key j's: for each span its vectors, then steps and leasts where they differ.
-    static int span_lines(int dim) { return (Coding::vectors(dim) + (HAS_LEASTS ? 2 : 0)) * LANES; }
-    INLINE float* store_transposed(vec* lanes, float* lines) {
-        transpose(lanes);
-        for (int i = 0; i < LANES; i++, lines += LANES) store(lines, lanes[i]);
-        return lines;
-    }
-    INLINE void transpose_keys(const C* const* key, int dim, float* lines) {
-        for (int span = 0; span < Coding::spans(dim); span++) {
-            vec lanes[LANES], leasts[LANES];
-            for (int v = 0; v < Coding::vectors(dim); v++) {
-                for (int j = 0; j < LANES; j++) lanes[j] = (vec)Coding::key(key[j], span, v);
-                lines = store_transposed(lanes, lines);
-            }
-            if constexpr (HAS_LEASTS) {
-                for (int j = 0; j < LANES; j++) {
-                    const Steps s = Coding::steps(key[j], dim, span);
-                    lanes[j] = s.step, leasts[j] = s.least;
+                UNROLL for (int r = 0; r < R; r++) {
+                    UNROLL for (int i = 0; i < 4; i++) low[r][i] += high[r][i] << 8;
+                    const ivec whole = sum_quarters(low[r]);
+                    if constexpr (HAS_LEASTS)
+                        sum[r] = restored(sum[r], whole, Coding::steps(keys, dim, span),
+                                          load(at + r * words + 2 * vectors * LANES));
+                    else
+                        sum[r] += __builtin_convertvector(whole, vec);
                 }
-                lines = store_transposed(leasts, store_transposed(lanes, lines));
             }
+            UNROLL for (int r = 0; r < R; r++) sums[r][four] = sum[r];
+        }
+        UNROLL for (int r = 0; r < R; r++)
+            store(scores + r * LANES, score_of(join_quarters(sums[r]), q + r * words, words));
+    }
+
+    INLINE void prefetch_key(const C* row, int dim, int span, int v) {
+        const int each = Coding::vectors(dim);
+        prefetch_part(row, Words<C>::stride(dim), span * each + v, Coding::spans(dim) * each);
+    }
+
+    // Line after line of words, lane j is key j's: for each span its vectors, then each group's step and least where they
+    // differ.
+    static int span_lines(int dim) { return Coding::vectors(dim) * LANES + (HAS_LEASTS ? 2 * GROUPS : 0); }
+    INLINE void transpose_keys(Rows<C> key, Rows<C> ahead, int dim, float* lines) {
+        for (int span = 0; span < Coding::spans(dim); span++) {
+            vec lanes[LANES];
+            for (int v = 0; v < Coding::vectors(dim); v++) {
+                for (int j = 0; j < LANES; j++) {
+                    lanes[j] = (vec)Coding::key(key[j], span, v);
+                    prefetch_key(ahead[j], dim, span, v);
+                }
+                transpose(lanes);
+                for (int i = 0; i < LANES; i++, lines += LANES) store(lines, lanes[i]);
+            }
+            if constexpr (HAS_LEASTS) Coding::all_steps(key, dim, span, lines), lines += 2 * GROUPS * LANES;
         }
     }
 
-    // `score` to the same bit: what was one lane is one vector here.
+    // `score` to the same bit: what was a quarter's word is one vector here.
     template <int R>
     INLINE void score_transposed(const float* q, const float* lines, int dim, float* scores) {
         const int words = query_words(dim), vectors = Coding::vectors(dim);
-        vec sums[R][LANES];
-        for (int lane = 0; lane < LANES; lane++) {
+        vec sums[R][4];
+        for (int quarter = 0; quarter < 4; quarter++) {
             vec sum[R] = {};
-            const float *at = q + lane, *line = lines + lane * LANES;
+            const float *at = q, *line = lines;
             for (int span = 0; span < Coding::spans(dim); span++) {
                 ivec high[R] = {}, low[R] = {};
-                for (int v = 0; v < vectors; v++) {
-                    const ivec k = load_bytes(line + v * LANES * LANES);
-                    for (int r = 0; r < R; r++) {
-                        const float* its = at + r * words + 2 * v * LANES;
-                        high[r] = add_fours(high[r], k, (ivec)all_lanes(its));
-                        low[r] = add_fours(low[r], k, (ivec)all_lanes(its + LANES));
+                for (int v = 0; v < vectors; v++)
+                    for (int word = 4 * quarter; word < 4 * quarter + 4; word++) {
+                        const ivec k = load_bytes(line + (v * LANES + word) * LANES);
+                        for (int r = 0; r < R; r++) {
+                            const float* its = at + r * words + 2 * v * LANES + word;
+                            high[r] = add_fours(high[r], k, (ivec)all_lanes(its));
+                            low[r] = add_fours(low[r], k, (ivec)all_lanes(its + LANES));
+                        }
                     }
-                }
                 if constexpr (HAS_LEASTS) {
-                    const float* its = line + vectors * LANES * LANES;
-                    const Steps s = {load(its), load(its + LANES * LANES)};
+                    const float* its = line + (vectors * LANES + quarter) * LANES;
+                    const Steps s = {load(its), load(its + GROUPS * LANES)};
                     for (int r = 0; r < R; r++)
-                        sum[r] = restored(sum[r], high[r], low[r], s, all_lanes(at + r * words + 2 * vectors * LANES));
+                        sum[r] = restored(sum[r], (high[r] << 8) + low[r], s,
+                                          all_lanes(at + r * words + 2 * vectors * LANES + 4 * quarter));
                 } else
                     for (int r = 0; r < R; r++) sum[r] += as_floats(high[r], low[r]);
                 at += span_words(dim), line += span_lines(dim) * LANES;
             }
-            for (int r = 0; r < R; r++) sums[r][lane] = sum[r];
+            for (int r = 0; r < R; r++) sums[r][quarter] = sum[r];
         }
         for (int r = 0; r < R; r++) {
-            for (int n = LANES / 2; n; n /= 2)
-                for (int i = 0; i < n; i++) sums[r][i] += sums[r][i + n];
-            store(scores + r * LANES, score_of(sums[r][0], q + r * words, words));
+            const vec sum = (sums[r][0] + sums[r][2]) + (sums[r][1] + sums[r][3]);
+            store(scores + r * LANES, score_of(sum, q + r * words, words));
         }
     }
 };

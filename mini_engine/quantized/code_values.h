@@ -38,46 +38,56 @@ struct CodeValues {
     }
 
     struct InCache {
-        const C* const* value;
-        void load(int part, int four, ivec* x) const { Coding::values(value + 4 * four, part, x); }
+        Rows<C> value, ahead;  // of this tile, of the next
+        int dim;
+        void load(int part, int four, bool wanted, ivec* x) const {
+            Coding::values(value.from(4 * four), part, x);
+            for (int i = 0; i < 4 && wanted; i++)
+                prefetch_part(ahead[4 * four + i], Words<C>::stride(dim), part, dim / (4 * LANES));
+        }
     };
     struct Packed {
         const float* lines;
-        void load(int part, int four, ivec* x) const {
+        void load(int part, int four, bool, ivec* x) const {
             for (int v = 0; v < 4; v++) x[v] = load_bytes(lines + ((part * 4 + four) * 4 + v) * LANES);
         }
     };
 
     // sums[row] += weights[row] . value. weights: of 16 keys for each row, as softmax_update leaves them.
-    static void add_all(const float* weights, const C* const* value, int dim, int first, int last, bool many,
+    static void add_all(const float* weights, Rows<C> value, Rows<C> ahead, int dim, int first, int last, bool many,
                         float* lines, float* bytes, int record, float* sums) {
-        if (dim == USUAL_DIM) return add_rows(weights, value, USUAL_DIM, first, last, many, lines, bytes, record, sums);
-        add_rows(weights, value, dim, first, last, many, lines, bytes, record, sums);
+        if (dim == USUAL_DIM)
+            add_rows(weights, {value, ahead, USUAL_DIM}, USUAL_DIM, first, last, many, lines, bytes, record, sums);
+        else
+            add_rows(weights, {value, ahead, dim}, dim, first, last, many, lines, bytes, record, sums);
     }
-    INLINE void add_rows(const float* weights, const C* const* value, int dim, int first, int last, bool many,
-                         float* lines, float* bytes, int record, float* sums) {
+    INLINE void add_rows(const float* weights, InCache in_cache, int dim, int first, int last, bool many, float* lines,
+                         float* bytes, int record, float* sums) {
         alignas(64) float steps[2 * GROUPS * LANES * Coding::MOST_SPANS];
         for (int span = 0; span < Coding::spans(dim); span++)
-            Coding::value_steps(value, dim, span, steps + span * 2 * GROUPS * LANES);
+            Coding::all_steps(in_cache.value, dim, span, steps + span * 2 * GROUPS * LANES);
         const int words = weight_words(dim);
         for (int r = first; r < last; r++)
             weigh(load(weights + r * LANES), steps, dim, sums + r * record + VALUES + dim, bytes + r * words);
-        const InCache in_cache{value};
         if (many)
             for (int part = 0; part < dim / (4 * LANES); part++)
                 for (int four = 0; four < 4; four++) {
                     ivec x[4];
-                    in_cache.load(part, four, x);
+                    in_cache.load(part, four, true, x);
                     for (int v = 0; v < 4; v++) store(lines + ((part * 4 + four) * 4 + v) * LANES, (vec)x[v]);
                 }
         for_rows<2>(first, last, [&](auto R, int r) __attribute__((always_inline)) {
             float* its = sums + r * record + VALUES;
-            if (many) return add_values<R>(bytes + r * words, Packed{lines}, dim, record, its);
-            add_values<R>(bytes + r * words, in_cache, dim, record, its);
+            if (many)
+                add_values<R, false>(bytes + r * words, Packed{lines}, dim, record, its);
+            else if (r == first)
+                add_values<R, true>(bytes + r * words, in_cache, dim, record, its);
+            else
+                add_values<R, false>(bytes + r * words, in_cache, dim, record, its);
         });
     }
 
-    template <int R, typename Values>
+    template <int R, bool WANTED, typename Values>
     INLINE void add_values(const float* bytes, const Values& values, int dim, int record, float* sums) {
         const int words = weight_words(dim), parts = dim / (4 * LANES) / Coding::spans(dim);
         for (int part = 0; part < dim / (4 * LANES); part++, sums += 4 * LANES) {
@@ -85,7 +95,7 @@ struct CodeValues {
             ivec high[R][4] = {}, low[R][4] = {};
             for (int four = 0; four < 4; four++) {
                 ivec x[4];
-                values.load(part, four, x);
+                values.load(part, four, WANTED, x);
                 for (int r = 0; r < R; r++) {
                     const ivec h = Coding::weights(its + r * words + HIGH + 4 * four);
                     const ivec l = Coding::weights(its + r * words + LOW + 4 * four);

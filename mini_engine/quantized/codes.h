@@ -14,9 +14,10 @@
 //   spans, vectors      parts of a row whose words belong to the same groups, and vectors of codes in each
 //   GROUPS              of a span, each with a step (and a least, if there are several)
 //   number              which number of a row is a vector's byte
-//   key, steps          one vector of a row's codes as unsigned bytes; what restores a span's, for each word
+//   key                 one vector of a row's codes as unsigned bytes
+//   steps               what restores a span of four rows: in a group's quarter, a word for each row
+//   all_steps           16 rows' steps of each group, then their leasts
 //   OFFSET              with one group, what an unsigned byte lacks to its code
-//   value_steps         16 rows' steps of each group, then their leasts
 //   values, weights     four rows' codes side by side, word by word; the weights that they meet there
 //   place, group        which number of a row is summed in a lane, and its group
 
@@ -46,7 +47,6 @@ static float largest_size(const T* x, int count) {  // among the bits: in their 
 #include <immintrin.h>
 
 constexpr float QUERY_LEVELS = 127 * 256 + 127, WEIGHT_LEVELS = 255 * 256 + 255;
-constexpr int USUAL_DIM = 128;       // of a head: the compiler makes separate loops for it
 constexpr float LEAST_TOP = 1e-30f;  // what is below in a whole query or tile counts as zero
 
 INLINE ivec add_fours(ivec sum, ivec unsigned_bytes, ivec bytes) {
@@ -62,7 +62,32 @@ INLINE ivec load_bytes(const void* p) {
 INLINE float top_of(vec x) {  // the largest lane, or NaN if there is one
     return _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q) ? NAN : fold_lanes(x, larger)[0];
 }
+// A row is loaded in `count` vectors; with each, a part of the row that comes next is prefetched.
+template <typename C>
+INLINE void prefetch_part(const C* row, int64_t size, int i, int count) {
+    prefetch(row + i * size / count);
+    if (i + 1 == count) prefetch(row + size - 1);
+}
 struct Steps {
     vec step, least;
 };
+
+// ---------------------------------------------------------------- sums of a vector's quarters, four words each
+
+INLINE ivec sum_quarters(const ivec* x) {  // of 4 vectors: word i of a quarter is the sum of x[i]'s there
+    const __m512i *y = (const __m512i*)x;
+    const __m512i a = _mm512_add_epi32(_mm512_unpacklo_epi32(y[0], y[1]), _mm512_unpackhi_epi32(y[0], y[1]));
+    const __m512i b = _mm512_add_epi32(_mm512_unpacklo_epi32(y[2], y[3]), _mm512_unpackhi_epi32(y[2], y[3]));
+    return (ivec)_mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+}
+INLINE vec sum_fours(vec x) {  // every word of a quarter becomes their sum
+    const __m512 y = _mm512_add_ps((__m512)x, _mm512_permute_ps((__m512)x, 0xb1));
+    return (vec)_mm512_add_ps(y, _mm512_permute_ps(y, 0x4e));
+}
+INLINE vec join_quarters(const vec* x) {  // quarter i is the sum of x[i]'s quarters
+    const __m512 *y = (const __m512*)x;
+    const __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(y[0], y[1], 0x44), _mm512_shuffle_f32x4(y[0], y[1], 0xee));
+    const __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(y[2], y[3], 0x44), _mm512_shuffle_f32x4(y[2], y[3], 0xee));
+    return (vec)_mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
 #endif

@@ -19,10 +19,12 @@ template <typename T>
 struct Words<Int4<T>> : Layout<Int4<T>> {
     using Element = T;
     static int64_t stride(int dim) { return row_bytes(dim); }
-    static NOINLINE void open(const Int4<T>* const* row, int dim, T* to, int width) {
-        if (dim == 4 * GROUP) return open_whole<4>((const uint8_t* const*)row, LANES, to, width);
-        if (dim == 2 * GROUP) return open_whole<2>((const uint8_t* const*)row, LANES, to, width);
-        for (int j = 0; j < LANES; j++) open_row(&row[j]->bits, dim, to + j * width);
+    static NOINLINE void open(Rows<Int4<T>> row, int dim, T* to, int width) {
+        const uint8_t* each[LANES];
+        for (int j = 0; j < LANES; j++) each[j] = &row[j]->bits;
+        if (dim == 4 * GROUP) return open_whole<4>(each, LANES, to, width);
+        if (dim == 2 * GROUP) return open_whole<2>(each, LANES, to, width);
+        for (int j = 0; j < LANES; j++) open_row(each[j], dim, to + j * width);
     }
 };
 
