@@ -131,7 +131,7 @@ struct Attention {
     };
 
     // One head's keys or values, opened or padded with zeros where the loops cannot read them as they are.
-    Rows<E> opened(Rows<C> rows, const E** row, E* to) const {
+    CacheRows<E> open(CacheRows<C> rows, const E** row, E* to) const {
         if constexpr (!OPENS)
             if (dim == width()) return rows;
         Words<C>::open(rows, dim, to, width());
@@ -151,7 +151,7 @@ struct Attention {
             Places now = places(t.seq, first, last, seen);
             for (int key = first; key < last; key += LANES) {
                 const Places next = key + LANES < end ? places(t.seq, key + LANES, end, seen) : now;
-                for (int head = 0; head < t.heads; head++) add_tile(t, head, key, now, next, stretch, w);
+                add_tile(pass(t, key, now, next), stretch, w);
                 now = next;
             }
             if (stretch != sums) merge(sums, stretch, rows(t), record());
@@ -171,75 +171,115 @@ struct Attention {
         }
     }
 
-    // Not inlined: within attend's loops the compiler runs out of registers.
-    NOINLINE void add_tile(const Tile& t, int head, int key, const Places& now, const Places& next, float* stretch,
-                           Workspace& w) const {
+    struct Pass {  // some keys of a tile's history, in all of its heads
+        const Tile& t;
+        const Places &now, &next;  // theirs, and those of the keys behind them
+        int rows, seen, visible;   // of a head; keys of the history, and of these, that the first of its rows sees
+        int first, last;           // rows that see any of these keys
+        int64_t most;              // keys that a row sees
+        bool many;
+    };
+    Pass pass(const Tile& t, int key, const Places& now, const Places& next) const {
         const int n = t.queries * group(), seen = keys_seen(t, 0);
-        const int64_t most = window_of(t), at = (t.first_head + head) * stride();
-        const int first = std::max(0, key + 1 - seen) * group();  // the rows before it see none of these keys
-        const int last = int(std::min<int64_t>(t.queries, key + LANES + most - seen)) * group();  // nor those from it
-        const bool many = n >= MANY_ROWS, more = head + 1 < t.heads;
-        const Rows<C> keys{now.key, at}, values{now.value, at}, keys_ahead{next.key, at}, values_ahead{next.value, at};
-        float *q = w.q.at(head * n * words()), *scores = w.scores.at(0), *sums = stretch + head * n * record();
-        const auto update = [&](vec key_scale, vec value_scale) {
-            softmax_update<E>(scores + first * LANES, last - first, scale * key_scale, value_scale,
-                              seen + first / group() - key, int(most), group(), sums + first * record(), record());
-            prefetch_head(more ? now : next, more ? at + stride() : t.first_head * stride());
-        };
+        const int64_t most = window_of(t);
+        const int first = std::max(0, key + 1 - seen);
+        const int last = int(std::min<int64_t>(t.queries, key + LANES + most - seen));
+        return {t, now, next, n, seen, seen + first - key, first * group(), last * group(), most, n >= MANY_ROWS};
+    }
+    int64_t at(const Pass& p, int head) const { return (p.t.first_head + head) * stride(); }
+
+    // A head's softmax is a long chain of operations that wait for each other: the next head's scores come in between.
+    void add_tile(const Pass& p, float* stretch, Workspace& w) const {
+        score_head(p, 0, w);
+        for (int head = 0; head < p.t.heads; head++) {
+            weigh_head(p, head, stretch, w);
+            if (head + 1 < p.t.heads) score_head(p, head + 1, w);
+            add_head(p, head, stretch, w);
+        }
+    }
+
+    // These are not inlined: within attend's loops the compiler runs out of registers. They prefetch the same head's
+    // keys and values of the next tile. A processor drops such requests while too many are under way, so weigh_head
+    // repeats them just before they are needed.
+    NOINLINE void score_head(const Pass& p, int head, Workspace& w) const {
+        const CacheRows<C> keys{p.now.key, at(p, head)}, ahead{p.next.key, keys.at};
+        const float* q = w.q.at(head * p.rows * words());
+        float* scores = w.scores.at(head * p.rows * LANES);
         if constexpr (CODED<C>) {
-            CodeScores<C>::score_all(q, keys, keys_ahead, dim, first, last, many, w.keys.at(0), scores);
-            update(Words<C>::scales(keys, dim), vec{} + 1.f);
-            CodeValues<C>::add_all(scores, values, values_ahead, dim, first, last, many, w.values.at(0), w.weights.at(0),
+            CodeScores<C>::score_all(q, keys, ahead, dim, p.first, p.last, p.many, w.keys.at(0), scores);
+        } else {
+            const E* row[LANES];
+            const CacheRows<E> opened = open(keys, row, (E*)w.padded.at(0));
+            if constexpr (OPENS)
+                score_all(q, opened, opened, p, w, scores);
+            else
+                score_all(q, opened, ahead, p, w, scores);
+        }
+    }
+
+    NOINLINE void weigh_head(const Pass& p, int head, float* stretch, Workspace& w) const {
+        const CacheRows<C> keys{p.now.key, at(p, head)}, values{p.now.value, keys.at};
+        float* scores = w.scores.at(head * p.rows * LANES);
+        float* sums = stretch + head * p.rows * record();
+        softmax_update<E>(scores + p.first * LANES, p.last - p.first, scale * Words<C>::scales(keys, dim),
+                          CODED<C> ? vec{} + 1.f : Words<C>::scales(values, dim), p.visible, int(p.most), group(),
+                          sums + p.first * record(), record());
+        if constexpr (CODED<C>)
+            CodeValues<C>::weigh_all(scores, values, dim, p.first, p.last, w.weights.at(0), record(), sums);
+        const int two = head + 2;
+        two < p.t.heads ? prefetch_head(p.now, at(p, two)) : prefetch_head(p.next, at(p, std::max(0, two - p.t.heads)));
+        if constexpr (OPENS && !CODED<C>) prefetch_head(p.next, keys.at);
+    }
+
+    NOINLINE void add_head(const Pass& p, int head, float* stretch, Workspace& w) const {
+        const CacheRows<C> values{p.now.value, at(p, head)}, ahead{p.next.value, values.at};
+        const float* scores = w.scores.at(head * p.rows * LANES);
+        float* sums = stretch + head * p.rows * record();
+        if constexpr (CODED<C>) {
+            CodeValues<C>::add_all(w.weights.at(0), values, ahead, dim, p.first, p.last, p.many, w.values.at(0),
                                    record(), sums);
         } else {
-            const E* row[2 * LANES];
-            E* room = (E*)w.padded.at(0);
-            const Rows<E> k = opened(keys, row, room), v = opened(values, row + LANES, room + LANES * width());
-            if constexpr (OPENS) {
-                prefetch_head(next, at);
-                score_all(q, k, k, first, last, many, w, scores);
-            } else
-                score_all(q, k, keys_ahead, first, last, many, w, scores);
-            update(Words<C>::scales(keys, dim), Words<C>::scales(values, dim));
+            const E* row[LANES];
+            const CacheRows<E> opened = open(values, row, (E*)w.padded.at(0) + LANES * width());
             if constexpr (OPENS)
-                add_all(InCache<E>{v, v}, now.count, first, last, many, w, scores, sums);
+                add_all(InCache<E>{opened, opened}, p, w, scores, sums);
             else
-                add_all(InCache<E>{v, values_ahead}, now.count, first, last, many, w, scores, sums);
+                add_all(InCache<E>{opened, ahead}, p, w, scores, sums);
         }
     }
 
     // Rows of the usual width have loops of their own, whose length the compiler knows.
-    void score_all(const float* q, Rows<E> key, Rows<E> ahead, int first, int last, bool many, Workspace& w,
+    void score_all(const float* q, CacheRows<E> key, CacheRows<E> ahead, const Pass& p, Workspace& w,
                    float* scores) const {
         const auto few = [&](int words) __attribute__((always_inline)) {
-            for_rows(first, last, [&](auto R, int r) __attribute__((always_inline)) {
-                if (!OPENS && r == first)
+            for_rows(p.first, p.last, [&](auto R, int r) __attribute__((always_inline)) {
+                if (!OPENS && r == p.first)
                     score<R, true>(q + r * words, key, ahead, words, scores + r * LANES);
                 else
                     score<R, false>(q + r * words, key, ahead, words, scores + r * LANES);
             });
         };
-        if (!many) return width() == USUAL_DIM ? few(words_in(USUAL_DIM)) : few(words());
+        if (!p.many) return width() == USUAL_DIM ? few(words_in(USUAL_DIM)) : few(words());
         transpose_keys(key, ahead, words(), w.keys.at(0));
-        for_rows(first, last, [&](auto R, int r) {
+        for_rows(p.first, p.last, [&](auto R, int r) {
             score_transposed<R, E>(q + r * words(), w.keys.at(0), words(), scores + r * LANES);
         });
     }
-    void add_all(InCache<E> values, int count, int first, int last, bool many, Workspace& w, const float* scores,
-                 float* sums) const {
+    void add_all(InCache<E> values, const Pass& p, Workspace& w, const float* scores, float* sums) const {
+        const int count = p.now.count;
         const auto add = [&](const auto& values, int width) __attribute__((always_inline)) {
-            for_rows(first, last, [&](auto R, int r) __attribute__((always_inline)) {
-                add_values<R, SUMS / R, E>(scores + r * LANES, values, !OPENS && r == first, count, 0, width,
+            for_rows(p.first, p.last, [&](auto R, int r) __attribute__((always_inline)) {
+                add_values<R, SUMS / R, E>(scores + r * LANES, values, !OPENS && r == p.first, count, 0, width,
                                            record(), sums + r * record() + VALUES);
             });
         };
-        if (many) return add(pack_values(values, count, width(), w.values.at(0)), width());
+        if (p.many) return add(pack_values(values, count, width(), w.values.at(0)), width());
         width() == USUAL_DIM ? add(values, USUAL_DIM) : add(values, width());
     }
 
     // Inlined always: GCC takes a function that only prefetches for one without effect, and drops the call.
     __attribute__((always_inline)) void prefetch_head(const Places& p, int64_t at) const {
-        const auto rows = [&](int64_t size) __attribute__((always_inline)) {  // the last bytes lie in the next head's line
+        const auto rows = [&](int64_t size) __attribute__((always_inline)) {  // of so many bytes
             for (int j = 0; j < LANES; j++) {
                 const char *key = (const char*)(p.key[j] + at), *value = (const char*)(p.value[j] + at);
                 UNROLL for (int64_t i = 0; i + 64 < size; i += 64) prefetch(key + i), prefetch(value + i);

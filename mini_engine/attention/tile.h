@@ -15,11 +15,11 @@ constexpr float NO_KEY_YET = -1e30f;        // a row's first maximum: finite, so
 enum { MAXIMUM = 0, NEW_MAXIMUM = 1, WEIGHTS = LANES, VALUES = 2 * LANES };
 
 template <typename T>
-struct Rows {  // one head's keys, or values, of a tile
+struct CacheRows {  // one head's keys, or values, of a tile
     const T* const* row;  // each token's, of all heads
     int64_t at;           // where the head's begins
     const T* operator[](int j) const { return row[j] + at; }
-    Rows from(int j) const { return {row + j, at}; }
+    CacheRows from(int j) const { return {row + j, at}; }
 };
 
 // What is multiplied are words of 4 bytes: floats, or pairs of bfloat16 where the processor has an instruction for
@@ -28,8 +28,8 @@ template <typename T>
 struct Layout {  // of a cache that holds what the queries hold
     using Element = T;  // what the loops over a key or a value load
     static int64_t stride(int dim) { return dim; }                           // elements from one head to the next
-    static vec scales(Rows<T>, int) { return vec{} + 1.f; }  // what multiplies each key, or value
-    static void open(Rows<T> row, int dim, T* to, int width) {  // LANES rows, each `width` after the one before
+    static vec scales(CacheRows<T>, int) { return vec{} + 1.f; }  // what multiplies each key, or value
+    static void open(CacheRows<T> row, int dim, T* to, int width) {  // LANES rows, each `width` after the one before
         for (int j = 0; j < LANES; j++) std::copy(row[j], row[j] + dim, to + j * width);
     }
     static void store_values(T* p, const vec* x) { store_joined(p, x); }
@@ -45,7 +45,7 @@ struct Words : Layout<T> {
     static constexpr int PIECES = PER_LOAD<T>, KEYS = 1;  // vectors of words in a key's load; keys in a word of weights
     static void load_query(const T* p, vec* x) { load_key(p, x); }
     static void load_key(const T* p, vec* x) { load_split(p, x); }
-    static void load_values(Rows<T> value, int d, vec* x) { load_split(value[0] + d, x); }
+    static void load_values(CacheRows<T> value, int d, vec* x) { load_split(value[0] + d, x); }
     static void store_weights(float* p, vec weights) { store(p, weights); }
     static vec add(vec sum, vec a, vec b) { return sum + a * b; }
 };
@@ -55,7 +55,7 @@ struct Words<bf16> : Layout<bf16> {
     static constexpr int PIECES = 1, KEYS = 2;
     static void load_query(const bf16* p, vec* x) { load_key(p, x); }
     static void load_key(const bf16* p, vec* x) { memcpy(x, p, sizeof *x); }
-    static void load_values(Rows<bf16> value, int d, vec* x) {  // of each 8 elements the first 4, then the others
+    static void load_values(CacheRows<bf16> value, int d, vec* x) {  // of each 8 elements of both 4, then the others
         const __m512i a = _mm512_loadu_si512(value[0] + d), b = _mm512_loadu_si512(value[1] + d);
         x[0] = (vec)_mm512_unpacklo_epi16(a, b), x[1] = (vec)_mm512_unpackhi_epi16(a, b);
     }
@@ -73,11 +73,11 @@ INLINE vec all_lanes(const float* word) {
     return (vec)(ivec{} + bits);
 }
 
-// scores[row][j] = q[row] . key[j], from the keys in place: a word in each lane, and in the end all lanes summed. Keys are
-// taken in the groups that sum_each adds up first, so that their sums never leave the registers. Meanwhile the same parts
-// of the keys `ahead` are prefetched, if they are wanted.
+// scores[row][j] = q[row] . key[j], from the keys in place: a word in each lane, and in the end all lanes summed. Keys
+// are taken in the groups that sum_each adds up first, so that their sums never leave the registers. Meanwhile the same
+// parts of the keys `ahead` are prefetched, if they are wanted.
 template <int R, bool WANTED, typename T>
-INLINE void score(const float* q, Rows<T> key, Rows<T> ahead, int words, float* scores) {
+INLINE void score(const float* q, CacheRows<T> key, CacheRows<T> ahead, int words, float* scores) {
     constexpr int KEYS = std::min(LANES, SUMS / R), GROUPS = LANES / KEYS, P = Words<T>::PIECES;
     vec totals[R][GROUPS];
     UNROLL for (int group = 0; group < GROUPS; group++) {
@@ -100,7 +100,7 @@ INLINE void score(const float* q, Rows<T> key, Rows<T> ahead, int words, float* 
 
 // Where many rows meet the same keys, these are transposed once: line after line of words, lane j is key j's.
 template <typename T>
-static void transpose_keys(Rows<T> key, Rows<T> ahead, int words, float* lines) {
+static void transpose_keys(CacheRows<T> key, CacheRows<T> ahead, int words, float* lines) {
     constexpr int P = Words<T>::PIECES;
     for (int at = 0, d = 0; at < words; at += P * LANES, d += PER_LOAD<T> * LANES) {
         vec lanes[P][LANES], x[P];
@@ -173,7 +173,7 @@ static NOINLINE void softmax_update(float* scores, int rows, vec scale, vec valu
 // Where the words of a tile's values are: in the cache, to be joined with each load ...
 template <typename T>
 struct InCache {
-    Rows<T> value, ahead;  // of this tile, of the next
+    CacheRows<T> value, ahead;  // of this tile, of the next
     void load(int j, int d, vec* x) const { Words<T>::load_values(value.from(j), d, x); }
     void prefetch(int j, int d) const {
         for (int k = 0; k < Words<T>::KEYS; k++) ::prefetch(ahead[j + k] + d);

@@ -40,13 +40,13 @@ struct CodeScores {
         store(to, vec{} + top / QUERY_LEVELS);
     }
 
-    static void score_all(const float* q, Rows<C> key, Rows<C> ahead, int dim, int first, int last, bool many,
+    static void score_all(const float* q, CacheRows<C> key, CacheRows<C> ahead, int dim, int first, int last, bool many,
                           float* lines, float* scores) {
         if (dim == USUAL_DIM) return score_rows(q, key, ahead, USUAL_DIM, first, last, many, lines, scores);
         score_rows(q, key, ahead, dim, first, last, many, lines, scores);
     }
-    INLINE void score_rows(const float* q, Rows<C> key, Rows<C> ahead, int dim, int first, int last, bool many,
-                           float* lines, float* scores) {
+    INLINE void score_rows(const float* q, CacheRows<C> key, CacheRows<C> ahead, int dim, int first, int last,
+                           bool many, float* lines, float* scores) {
         const int words = query_words(dim);
         if (many) {
             transpose_keys(key, ahead, dim, lines);
@@ -72,11 +72,11 @@ struct CodeScores {
     }
 
     template <int R, bool WANTED>
-    INLINE void score(const float* q, Rows<C> key, Rows<C> ahead, int dim, float* scores) {
+    INLINE void score(const float* q, CacheRows<C> key, CacheRows<C> ahead, int dim, float* scores) {
         const int words = query_words(dim), vectors = Coding::vectors(dim);
         vec sums[R][4];  // four keys' each: in each quarter a word of each key
         UNROLL for (int four = 0; four < 4; four++) {
-            const Rows<C> keys = key.from(4 * four), next = ahead.from(4 * four);
+            const CacheRows<C> keys = key.from(4 * four), next = ahead.from(4 * four);
             vec sum[R] = {};
             const float* at = q;
             for (int span = 0; span < Coding::spans(dim); span++, at += span_words(dim)) {
@@ -112,13 +112,12 @@ struct CodeScores {
 
     INLINE void prefetch_key(const C* row, int dim, int span, int v) {
         const int each = Coding::vectors(dim);
-        prefetch_part(row, Words<C>::stride(dim), span * each + v, Coding::spans(dim) * each);
+        prefetch_line(row, Words<C>::stride(dim), span * each + v, Coding::spans(dim) * each);
     }
 
-    // Line after line of words, lane j is key j's: for each span its vectors, then each group's step and least where they
-    // differ.
+    // Line after line of words, lane j is key j's: for each span its vectors, then steps and leasts of several groups.
     static int span_lines(int dim) { return Coding::vectors(dim) * LANES + (HAS_LEASTS ? 2 * GROUPS : 0); }
-    INLINE void transpose_keys(Rows<C> key, Rows<C> ahead, int dim, float* lines) {
+    INLINE void transpose_keys(CacheRows<C> key, CacheRows<C> ahead, int dim, float* lines) {
         for (int span = 0; span < Coding::spans(dim); span++) {
             vec lanes[LANES];
             for (int v = 0; v < Coding::vectors(dim); v++) {

@@ -38,12 +38,12 @@ struct CodeValues {
     }
 
     struct InCache {
-        Rows<C> value, ahead;  // of this tile, of the next
+        CacheRows<C> value, ahead;  // of this tile, of the next
         int dim;
         void load(int part, int four, bool wanted, ivec* x) const {
             Coding::values(value.from(4 * four), part, x);
             for (int i = 0; i < 4 && wanted; i++)
-                prefetch_part(ahead[4 * four + i], Words<C>::stride(dim), part, dim / (4 * LANES));
+                prefetch_line(ahead[4 * four + i], Words<C>::stride(dim), part, dim / (4 * LANES));
         }
     };
     struct Packed {
@@ -53,22 +53,28 @@ struct CodeValues {
         }
     };
 
-    // sums[row] += weights[row] . value. weights: of 16 keys for each row, as softmax_update leaves them.
-    static void add_all(const float* weights, Rows<C> value, Rows<C> ahead, int dim, int first, int last, bool many,
-                        float* lines, float* bytes, int record, float* sums) {
-        if (dim == USUAL_DIM)
-            add_rows(weights, {value, ahead, USUAL_DIM}, USUAL_DIM, first, last, many, lines, bytes, record, sums);
-        else
-            add_rows(weights, {value, ahead, dim}, dim, first, last, many, lines, bytes, record, sums);
-    }
-    INLINE void add_rows(const float* weights, InCache in_cache, int dim, int first, int last, bool many, float* lines,
-                         float* bytes, int record, float* sums) {
+    // Turn the rows' weights of 16 keys, as softmax_update leaves them, into bytes.
+    static void weigh_all(const float* weights, CacheRows<C> value, int dim, int first, int last, float* bytes,
+                          int record, float* sums) {
         alignas(64) float steps[2 * GROUPS * LANES * Coding::MOST_SPANS];
         for (int span = 0; span < Coding::spans(dim); span++)
-            Coding::all_steps(in_cache.value, dim, span, steps + span * 2 * GROUPS * LANES);
+            Coding::all_steps(value, dim, span, steps + span * 2 * GROUPS * LANES);
         const int words = weight_words(dim);
         for (int r = first; r < last; r++)
             weigh(load(weights + r * LANES), steps, dim, sums + r * record + VALUES + dim, bytes + r * words);
+    }
+
+    // sums[row] += weights[row] . value.
+    static void add_all(const float* bytes, CacheRows<C> value, CacheRows<C> ahead, int dim, int first, int last,
+                        bool many, float* lines, int record, float* sums) {
+        if (dim == USUAL_DIM)
+            add_rows(bytes, {value, ahead, USUAL_DIM}, USUAL_DIM, first, last, many, lines, record, sums);
+        else
+            add_rows(bytes, {value, ahead, dim}, dim, first, last, many, lines, record, sums);
+    }
+    INLINE void add_rows(const float* bytes, InCache in_cache, int dim, int first, int last, bool many, float* lines,
+                         int record, float* sums) {
+        const int words = weight_words(dim);
         if (many)
             for (int part = 0; part < dim / (4 * LANES); part++)
                 for (int four = 0; four < 4; four++) {

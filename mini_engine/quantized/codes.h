@@ -62,11 +62,11 @@ INLINE ivec load_bytes(const void* p) {
 INLINE float top_of(vec x) {  // the largest lane, or NaN if there is one
     return _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q) ? NAN : fold_lanes(x, larger)[0];
 }
-// A row is loaded in `count` vectors; with each, a part of the row that comes next is prefetched.
+// A row is loaded in `count` vectors; with each, a line of the row that comes next is prefetched.
 template <typename C>
-INLINE void prefetch_part(const C* row, int64_t size, int i, int count) {
-    prefetch(row + i * size / count);
-    if (i + 1 == count) prefetch(row + size - 1);
+INLINE void prefetch_line(const C* row, int64_t size, int i, int count) {
+    if (64 * i < size) prefetch(row + 64 * i);
+    if (i + 1 == count && 64 * count < size) prefetch(row + size - 1);
 }
 struct Steps {
     vec step, least;

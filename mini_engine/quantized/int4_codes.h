@@ -29,17 +29,17 @@ struct Words<Int4Codes> : Layout<Int4Codes> {
         static ivec key(const C* row, int span, int v) { return half(load_bytes(row + span * SPAN / 2), v); }
         static const C* halves_of(const C* row, int dim, int span) { return row + code_bytes(dim) + 2 * GROUPS * span; }
         static int leasts_after(int dim) { return 2 * num_groups(dim); }
-        static vec by_group(Rows<C> row, int dim, int span, int after) {  // four rows' halves, row by row in a quarter
+        static vec by_group(CacheRows<C> row, int dim, int span, int after) {  // of four rows, side by side
             int64_t four[4];
             for (int i = 0; i < 4; i++) memcpy(four + i, halves_of(row[i], dim, span) + after, sizeof *four);
             const __m512i word = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
             const __m256i halves = _mm256_set_epi64x(four[3], four[2], four[1], four[0]);
             return (vec)_mm512_permutexvar_ps(word, _mm512_cvtph_ps(halves));
         }
-        static Steps steps(Rows<C> row, int dim, int span) {
+        static Steps steps(CacheRows<C> row, int dim, int span) {
             return {by_group(row, dim, span, 0), by_group(row, dim, span, leasts_after(dim))};
         }
-        static void all_steps(Rows<C> row, int dim, int span, float* to) {
+        static void all_steps(CacheRows<C> row, int dim, int span, float* to) {
             for (int after : {0, leasts_after(dim)}) {
                 uint64_t four[LANES];  // of each row
                 for (int j = 0; j < LANES; j++) memcpy(four + j, halves_of(row[j], dim, span) + after, sizeof *four);
@@ -55,7 +55,7 @@ struct Words<Int4Codes> : Layout<Int4Codes> {
             const __m512i word = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
             return (ivec)_mm512_permutexvar_epi32(word, _mm512_castsi128_si512(_mm_load_si128((const __m128i*)four)));
         }
-        static void values(Rows<C> row, int part, ivec* x) {  // half of a span
+        static void values(CacheRows<C> row, int part, ivec* x) {  // half of a span
             __m512i its[4];
             for (int i = 0; i < 4; i++) its[i] = _mm512_loadu_si512(row[i] + part / 2 * SPAN / 2);
             const bool upper = part % 2;

@@ -19,7 +19,7 @@ template <typename T>
 struct Words<Int4<T>> : Layout<Int4<T>> {
     using Element = T;
     static int64_t stride(int dim) { return row_bytes(dim); }
-    static NOINLINE void open(Rows<Int4<T>> row, int dim, T* to, int width) {
+    static NOINLINE void open(CacheRows<Int4<T>> row, int dim, T* to, int width) {
         const uint8_t* each[LANES];
         for (int j = 0; j < LANES; j++) each[j] = &row[j]->bits;
         if (dim == 4 * GROUP) return open_whole<4>(each, LANES, to, width);

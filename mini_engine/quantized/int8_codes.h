@@ -6,7 +6,7 @@
 
 INLINE int64_t int8_stride(int dim) { return (dim + 3) / 4 * 4 + 4; }
 template <typename C>
-INLINE vec int8_scales(Rows<C> row, int dim) {  // of LANES rows
+INLINE vec int8_scales(CacheRows<C> row, int dim) {  // of LANES rows
     alignas(4 * LANES) float x[LANES];
     for (int j = 0; j < LANES; j++) {
         memcpy(x + j, row[j] + int8_stride(dim) - 4, 4);
@@ -26,7 +26,7 @@ template <>
 struct Words<Int8Codes> : Layout<Int8Codes> {
     using C = Int8Codes;
     static int64_t stride(int dim) { return int8_stride(dim); }
-    static vec scales(Rows<C> row, int dim) { return int8_scales(row, dim); }
+    static vec scales(CacheRows<C> row, int dim) { return int8_scales(row, dim); }
     static void store_weights(float* p, vec weights) { store(p, weights); }
 
     struct Coding {  // a row is one span and one group; a key's byte counts 128 more than its integer
@@ -36,9 +36,9 @@ struct Words<Int8Codes> : Layout<Int8Codes> {
         static int vectors(int dim) { return dim / (4 * LANES); }
         static int number(int, int v, int byte) { return v * 4 * LANES + byte; }
         static ivec key(const C* row, int, int v) { return load_bytes(row + v * 4 * LANES) ^ int32_t(0x80808080); }
-        static void all_steps(Rows<C> row, int dim, int, float* to) { store(to, scales(row, dim)); }
+        static void all_steps(CacheRows<C> row, int dim, int, float* to) { store(to, scales(row, dim)); }
         static ivec weights(const float* four) { return (ivec)all_lanes(four); }
-        static void values(Rows<C> row, int part, ivec* x) {
+        static void values(CacheRows<C> row, int part, ivec* x) {
             __m512i its[4];
             for (int i = 0; i < 4; i++) its[i] = _mm512_loadu_si512(row[i] + part * 4 * LANES);
             const __m512i a = _mm512_unpacklo_epi8(its[0], its[1]), b = _mm512_unpackhi_epi8(its[0], its[1]);

@@ -69,8 +69,8 @@ struct Words<Int8<T>> : Words<T> {
     static constexpr bool PAIRS = Words<T>::PIECES < VECTORS;  // words are pairs of bfloat16
 
     static int64_t stride(int dim) { return int8_stride(dim); }
-    static vec scales(Rows<C> row, int dim) { return int8_scales(row, dim); }
-    static void open(Rows<C> row, int dim, C* to, int width) {
+    static vec scales(CacheRows<C> row, int dim) { return int8_scales(row, dim); }
+    static void open(CacheRows<C> row, int dim, C* to, int width) {
         for (int j = 0; j < LANES; j++) std::copy(row[j], row[j] + dim, to + j * width);
     }
     static void load_query(const T* p, vec* x) {
@@ -81,7 +81,7 @@ struct Words<Int8<T>> : Words<T> {
         for (int i = 0; i < VECTORS && !PAIRS; i++) x[i] = widen(&p[i * LANES].value);
         if (PAIRS) x[0] = join(widen(&p[0].value), widen(&p[LANES].value));
     }
-    static void load_values(Rows<C> value, int d, vec* x) {
+    static void load_values(CacheRows<C> value, int d, vec* x) {
         for (int i = 0; i < VECTORS; i++) {
             x[i] = widen(&value[0][d + i * LANES].value);
             if (PAIRS) x[i] = paired(x[i], widen(&value[1][d + i * LANES].value));
