@@ -26,6 +26,7 @@ import torch
 from mini_engine.base.errors import EngineDead
 from mini_engine.base.openmp import release_threads
 from mini_engine.engine.answer import AnswerReader, TextDelta
+from mini_engine.engine.burst import wait_for_burst
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.jobs import Answers, Job
 from mini_engine.engine.mailbox import Mailbox, wake_readers
@@ -37,7 +38,6 @@ from mini_engine.engine.turns import give_place
 from mini_engine.text.tokenizer import Tokenizer
 
 STUCK_SECONDS = 60.0  # a step that runs for longer is reported
-BURST_PAUSE, LONGEST_BURST = 0.003, 0.03  # seconds: between the jobs of a burst, and in all
 SECONDS_PER_READER = 0.002  # between two wake-ups of a reader, times the number of answers that a step advances
 
 log = logging.getLogger(__name__)
@@ -113,6 +113,7 @@ class EngineWorker:
         self._stopping = False
         self._broken = ""
         self._step_began: float | None = None
+        self._ended_together = 0  # answers that ended in the latest step
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def __enter__(self) -> "EngineWorker":
@@ -263,8 +264,8 @@ class EngineWorker:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._inbox or self._stopping or self.engine.has_unfinished)
-                if not any(not request.is_prefilling for request in self.engine.scheduler.running):
-                    self._gather()
+                if self._ended_together > 1 and not self.engine.has_unfinished:
+                    wait_for_burst(self._changed, lambda: (len(self._inbox), self._stopping))
                 commands, self._inbox = self._inbox, []
                 is_last = self._stopping  # later jobs are refused; earlier ones are all among the commands
             for command in commands:
@@ -274,17 +275,6 @@ class EngineWorker:
                 return
             if self.engine.has_unfinished:
                 self._step()
-
-    def _gather(self) -> None:
-        """Wait until no order has come for a moment: clients that were answered in one step ask together again.
-
-        Begun in one step, their answers end in one step; the first of them alone would be stopped by the others' prompts.
-        """
-        until = time.monotonic() + LONGEST_BURST
-        while not self._stopping and time.monotonic() < until:
-            seen = len(self._inbox)
-            if not self._changed.wait_for(lambda: self._stopping or len(self._inbox) > seen, BURST_PAUSE):
-                return
 
     def _open(self, answers: Answers, taken: Future, since: float) -> None:
         """Add all requests, or add none and set the error."""
@@ -335,6 +325,7 @@ class EngineWorker:
         for request in (*self.engine.scheduler.running, *result.finished):  # those still waiting have no new step
             if answer := self.answers.get(request.id):
                 answer.note_step(began)
+        self._ended_together = len(result.finished)
         stats = result.stats._replace(num_preempted=result.stats.num_preempted + num_given)
         self._tell(self.observer.stepped, stats)
         now = time.perf_counter()

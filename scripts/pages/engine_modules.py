@@ -40,6 +40,7 @@ LAYERS = (
             "engine.jobs",
             "engine.worker",
             "engine.mailbox",
+            "engine.burst",
             "engine.open_answer",
             "engine.turns",
             "engine.engine",

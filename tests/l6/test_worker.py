@@ -14,6 +14,7 @@ import torch
 
 from mini_engine.assembly.llm import LLM
 from mini_engine.base.errors import UserError
+from mini_engine.engine import worker as worker_module
 from mini_engine.engine.answer import AnswerReader, TextDelta
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.jobs import Job
@@ -436,6 +437,26 @@ def test_the_engine_runs_in_inference_mode_in_one_thread(worker):
 
 
 @pytest.mark.skipif(not list((Path(torch.__file__).parent / "lib").glob("libgomp*")), reason="another OpenMP")
+@pytest.mark.parametrize("num_before", [1, 2])
+def test_clients_that_were_answered_in_one_step_begin_together_again(worker, num_before, monkeypatch):
+    def ask(count):
+        return worker.submit_sync([Job([i], params(2)) for i in range(count)])
+
+    late, steps = [], []
+    monkeypatch.setattr(worker_module, "wait_for_burst", lambda *_: late.append(ask_late()))
+    monkeypatch.setattr(worker.observer, "stepped", lambda stats: steps.append(stats.prefill_tokens))
+
+    def ask_late():  # in the engine thread, which holds the inbox
+        return worker._hand_in([Job([7], params(2))], Mailbox())[0]
+
+    for count in (num_before, 1):
+        with closing(ask(count)) as answers:
+            list(answers)
+        is_idle(worker)
+    begun = [count for count in steps if count]
+    assert begun == ([2, 2] if num_before == 2 else [1, 1]), "prompts in each step that began some"
+
+
 def test_the_team_that_loaded_the_model_is_gone_before_the_engine_thread_makes_its_own():
     engine = Engine.for_model(models()[0], kv_bytes=2**20)
     threads = torch.get_num_threads()
