@@ -199,7 +199,7 @@ struct Attention {
     }
 
     // These are not inlined: within attend's loops the compiler runs out of registers. They prefetch the same head's
-    // keys and values of the next tile. A processor drops such requests while too many are under way, so weigh_head
+    // keys and values of the next tile. A processor drops such requests while too many are under way, so add_head
     // repeats them just before they are needed.
     NOINLINE void score_head(const Pass& p, int head, Workspace& w) const {
         const CacheRows<C> keys{p.now.key, at(p, head)}, ahead{p.next.key, keys.at};
@@ -217,27 +217,25 @@ struct Attention {
         }
     }
 
-    NOINLINE void weigh_head(const Pass& p, int head, float* stretch, Workspace& w) const {
+    void weigh_head(const Pass& p, int head, float* stretch, Workspace& w) const {
         const CacheRows<C> keys{p.now.key, at(p, head)}, values{p.now.value, keys.at};
         float* scores = w.scores.at(head * p.rows * LANES);
         float* sums = stretch + head * p.rows * record();
         softmax_update<E>(scores + p.first * LANES, p.last - p.first, scale * Words<C>::scales(keys, dim),
                           CODED<C> ? vec{} + 1.f : Words<C>::scales(values, dim), p.visible, int(p.most), group(),
                           sums + p.first * record(), record());
-        if constexpr (CODED<C>)
-            CodeValues<C>::weigh_all(scores, values, dim, p.first, p.last, w.weights.at(0), record(), sums);
-        const int two = head + 2;
-        two < p.t.heads ? prefetch_head(p.now, at(p, two)) : prefetch_head(p.next, at(p, std::max(0, two - p.t.heads)));
-        if constexpr (OPENS && !CODED<C>) prefetch_head(p.next, keys.at);
     }
 
     NOINLINE void add_head(const Pass& p, int head, float* stretch, Workspace& w) const {
         const CacheRows<C> values{p.now.value, at(p, head)}, ahead{p.next.value, values.at};
         const float* scores = w.scores.at(head * p.rows * LANES);
         float* sums = stretch + head * p.rows * record();
+        const int two = head + 2;
+        two < p.t.heads ? prefetch_head(p.now, at(p, two)) : prefetch_head(p.next, at(p, std::max(0, two - p.t.heads)));
+        if constexpr (OPENS && !CODED<C>) prefetch_head(p.next, values.at);
         if constexpr (CODED<C>) {
-            CodeValues<C>::add_all(w.weights.at(0), values, ahead, dim, p.first, p.last, p.many, w.values.at(0),
-                                   record(), sums);
+            CodeValues<C>::add_all(scores, values, ahead, dim, p.first, p.last, p.many, w.values.at(0),
+                                   w.weights.at(0), record(), sums);
         } else {
             const E* row[LANES];
             const CacheRows<E> opened = open(values, row, (E*)w.padded.at(0) + LANES * width());

@@ -53,28 +53,22 @@ struct CodeValues {
         }
     };
 
-    // Turn the rows' weights of 16 keys, as softmax_update leaves them, into bytes.
-    static void weigh_all(const float* weights, CacheRows<C> value, int dim, int first, int last, float* bytes,
-                          int record, float* sums) {
+    // sums[row] += weights[row] . value. weights: of 16 keys for each row, as softmax_update leaves them.
+    static void add_all(const float* weights, CacheRows<C> value, CacheRows<C> ahead, int dim, int first, int last,
+                        bool many, float* lines, float* bytes, int record, float* sums) {
+        if (dim == USUAL_DIM)
+            add_rows(weights, {value, ahead, USUAL_DIM}, first, last, many, lines, bytes, record, sums);
+        else
+            add_rows(weights, {value, ahead, dim}, first, last, many, lines, bytes, record, sums);
+    }
+    INLINE void add_rows(const float* weights, InCache in_cache, int first, int last, bool many, float* lines,
+                         float* bytes, int record, float* sums) {
+        const int dim = in_cache.dim, words = weight_words(dim);
         alignas(64) float steps[2 * GROUPS * LANES * Coding::MOST_SPANS];
         for (int span = 0; span < Coding::spans(dim); span++)
-            Coding::all_steps(value, dim, span, steps + span * 2 * GROUPS * LANES);
-        const int words = weight_words(dim);
+            Coding::all_steps(in_cache.value, dim, span, steps + span * 2 * GROUPS * LANES);
         for (int r = first; r < last; r++)
             weigh(load(weights + r * LANES), steps, dim, sums + r * record + VALUES + dim, bytes + r * words);
-    }
-
-    // sums[row] += weights[row] . value.
-    static void add_all(const float* bytes, CacheRows<C> value, CacheRows<C> ahead, int dim, int first, int last,
-                        bool many, float* lines, int record, float* sums) {
-        if (dim == USUAL_DIM)
-            add_rows(bytes, {value, ahead, USUAL_DIM}, USUAL_DIM, first, last, many, lines, record, sums);
-        else
-            add_rows(bytes, {value, ahead, dim}, dim, first, last, many, lines, record, sums);
-    }
-    INLINE void add_rows(const float* bytes, InCache in_cache, int dim, int first, int last, bool many, float* lines,
-                         int record, float* sums) {
-        const int words = weight_words(dim);
         if (many)
             for (int part = 0; part < dim / (4 * LANES); part++)
                 for (int four = 0; four < 4; four++) {
