@@ -174,17 +174,17 @@ struct Attention {
     struct Pass {  // some keys of a tile's history, in all of its heads
         const Tile& t;
         const Places &now, &next;  // theirs, and those of the keys behind them
-        int rows, seen, visible;   // of a head; keys of the history, and of these, that the first of its rows sees
-        int first, last;           // rows that see any of these keys
+        int rows, first, last;     // of a head, and those that see any of these keys
+        int visible;               // of these keys and those behind them, to the first of these rows
         int64_t most;              // keys that a row sees
-        bool many;
+        bool many;                 // rows
     };
     Pass pass(const Tile& t, int key, const Places& now, const Places& next) const {
         const int n = t.queries * group(), seen = keys_seen(t, 0);
         const int64_t most = window_of(t);
         const int first = std::max(0, key + 1 - seen);
         const int last = int(std::min<int64_t>(t.queries, key + LANES + most - seen));
-        return {t, now, next, n, seen, seen + first - key, first * group(), last * group(), most, n >= MANY_ROWS};
+        return {t, now, next, n, first * group(), last * group(), seen + first - key, most, n >= MANY_ROWS};
     }
     int64_t at(const Pass& p, int head) const { return (p.t.first_head + head) * stride(); }
 
