@@ -230,8 +230,7 @@ struct Attention {
         const CacheRows<C> values{p.now.value, at(p, head)}, ahead{p.next.value, values.at};
         const float* scores = w.scores.at(head * p.rows * LANES);
         float* sums = stretch + head * p.rows * record();
-        const int two = head + 2;
-        two < p.t.heads ? prefetch_head(p.now, at(p, two)) : prefetch_head(p.next, at(p, std::max(0, two - p.t.heads)));
+        prefetch_head(head + 2 < p.t.heads ? p.now : p.next, at(p, (head + 2) % p.t.heads));
         if constexpr (OPENS && !CODED<C>) prefetch_head(p.next, values.at);
         if constexpr (CODED<C>) {
             CodeValues<C>::add_all(scores, values, ahead, dim, p.first, p.last, p.many, w.values.at(0),
