@@ -7,19 +7,26 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 
-PAUSE, LONGEST = 0.003, 0.03  # seconds: between two jobs of a burst, and in all
+PAUSE = 0.003  # seconds, at most
+PART_OF_A_STEP = 0.1  # a pause costs little beside the step that follows it
+MOST_PAUSES = 10
 
 
 def wait_for_burst(
-    changed: threading.Condition, state: Callable[[], Hashable], now: Callable[[], float] = time.monotonic
+    changed: threading.Condition,
+    state: Callable[[], Hashable],
+    step_seconds: float,
+    now: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Wait until nothing has changed for PAUSE seconds, but not beyond LONGEST.
+    """Wait until nothing has changed for a pause, but not for more than MOST_PAUSES of them.
 
     Args:
         changed: held by the caller, and notified of each change. state: differs after each change.
+        step_seconds: what a step takes, which decides how long a pause is.
     """
-    until = now() + LONGEST
+    pause = min(PAUSE, PART_OF_A_STEP * step_seconds)
+    until = now() + MOST_PAUSES * pause
     while now() < until:
         seen = state()
-        if not changed.wait_for(lambda seen=seen: state() != seen, PAUSE):
+        if not changed.wait_for(lambda seen=seen: state() != seen, pause):
             return

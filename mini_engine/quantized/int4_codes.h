@@ -40,14 +40,20 @@ struct Words<Int4Codes> : Layout<Int4Codes> {
             return {by_group(row, dim, span, 0), by_group(row, dim, span, leasts_after(dim))};
         }
         static void all_steps(CacheRows<C> row, int dim, int span, float* to) {
+            typedef int16_t places __attribute__((vector_size(4 * LANES)));
+            const auto eight = [&](int first, int after) {  // rows' halves
+                int64_t x[8];
+                for (int i = 0; i < 8; i++) memcpy(x + i, halves_of(row[first + i], dim, span) + after, sizeof *x);
+                return _mm512_set_epi64(x[7], x[6], x[5], x[4], x[3], x[2], x[1], x[0]);
+            };
             for (int after : {0, leasts_after(dim)}) {
-                uint64_t four[LANES];  // of each row
-                for (int j = 0; j < LANES; j++) memcpy(four + j, halves_of(row[j], dim, span) + after, sizeof *four);
-                const __m512i a = _mm512_loadu_si512(four), b = _mm512_loadu_si512(four + LANES / 2);
-                for (int g = 0; g < GROUPS; g++, to += LANES) {
-                    const __m128i low = _mm512_cvtepi64_epi16(_mm512_srli_epi64(a, 16 * g));
-                    const __m128i high = _mm512_cvtepi64_epi16(_mm512_srli_epi64(b, 16 * g));
-                    store(to, (vec)_mm512_cvtph_ps(_mm256_set_m128i(high, low)));
+                const __m512i a = eight(0, after), b = eight(8, after);
+                for (int g = 0; g < GROUPS; g += 2, to += 2 * LANES) {
+                    places of_two;
+                    for (int j = 0; j < LANES; j++) of_two[j] = 4 * j + g, of_two[LANES + j] = 4 * j + g + 1;
+                    const __m512i two = _mm512_permutex2var_epi16(a, (__m512i)of_two, b);
+                    store(to, (vec)_mm512_cvtph_ps(_mm512_castsi512_si256(two)));
+                    store(to + LANES, (vec)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(two, 1)));
                 }
             }
         }

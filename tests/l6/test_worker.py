@@ -436,27 +436,32 @@ def test_the_engine_runs_in_inference_mode_in_one_thread(worker):
     assert seen == {("engine", True)}
 
 
+def test_jobs_that_come_together_begin_in_one_step_and_later_ones_do_not_wait(worker, monkeypatch):
+    steps, others, waits = [], [], []
+
+    def hand_in(prompt):  # all in the engine thread
+        others.append(worker._hand_in([Job(prompt, params(8))], Mailbox())[0])
+
+    def burst(*_):
+        waits.append(len(steps))
+        hand_in([7])
+
+    def stepped(stats):
+        steps.append(stats.prefill_tokens)
+        if len(steps) == 3:
+            hand_in([8])
+
+    monkeypatch.setattr(worker_module, "wait_for_burst", burst)
+    monkeypatch.setattr(worker.observer, "stepped", stepped)
+    with closing(worker.submit_sync([Job([6], params(2))])) as answers:
+        list(answers)
+        for other in others:
+            list(other)
+    assert waits == [0], "before which steps the engine waited: only an idle one does"
+    assert [count for count in steps if count] == [2, 1], "prompts in each step that began some"
+
+
 @pytest.mark.skipif(not list((Path(torch.__file__).parent / "lib").glob("libgomp*")), reason="another OpenMP")
-@pytest.mark.parametrize("num_before", [1, 2])
-def test_clients_that_were_answered_in_one_step_begin_together_again(worker, num_before, monkeypatch):
-    def ask(count):
-        return worker.submit_sync([Job([i], params(2)) for i in range(count)])
-
-    late, steps = [], []
-    monkeypatch.setattr(worker_module, "wait_for_burst", lambda *_: late.append(ask_late()))
-    monkeypatch.setattr(worker.observer, "stepped", lambda stats: steps.append(stats.prefill_tokens))
-
-    def ask_late():  # in the engine thread, which holds the inbox
-        return worker._hand_in([Job([7], params(2))], Mailbox())[0]
-
-    for count in (num_before, 1):
-        with closing(ask(count)) as answers:
-            list(answers)
-        is_idle(worker)
-    begun = [count for count in steps if count]
-    assert begun == ([2, 2] if num_before == 2 else [1, 1]), "prompts in each step that began some"
-
-
 def test_the_team_that_loaded_the_model_is_gone_before_the_engine_thread_makes_its_own():
     engine = Engine.for_model(models()[0], kv_bytes=2**20)
     threads = torch.get_num_threads()
