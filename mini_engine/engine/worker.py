@@ -113,7 +113,7 @@ class EngineWorker:
         self._stopping = False
         self._broken = ""
         self._step_began: float | None = None
-        self._step_seconds = 0.0  # of the latest step
+        self._step_seconds, self._ended_together = 0.0, 0  # of the latest step; answers that ended in it
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def __enter__(self) -> "EngineWorker":
@@ -264,7 +264,7 @@ class EngineWorker:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._inbox or self._stopping or self.engine.has_unfinished)
-                if not self.engine.has_unfinished:
+                if self._ended_together > 1 and not self.engine.has_unfinished:
                     wait_for_burst(self._changed, lambda: (len(self._inbox), self._stopping), self._step_seconds)
                 commands, self._inbox = self._inbox, []
                 is_last = self._stopping  # later jobs are refused; earlier ones are all among the commands
@@ -325,7 +325,7 @@ class EngineWorker:
         for request in (*self.engine.scheduler.running, *result.finished):  # those still waiting have no new step
             if answer := self.answers.get(request.id):
                 answer.note_step(began)
-        self._step_seconds = time.perf_counter() - began
+        self._step_seconds, self._ended_together = time.perf_counter() - began, len(result.finished)
         stats = result.stats._replace(num_preempted=result.stats.num_preempted + num_given)
         self._tell(self.observer.stepped, stats)
         now = time.perf_counter()

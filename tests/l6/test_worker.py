@@ -436,7 +436,7 @@ def test_the_engine_runs_in_inference_mode_in_one_thread(worker):
     assert seen == {("engine", True)}
 
 
-def test_jobs_that_come_together_begin_in_one_step_and_later_ones_do_not_wait(worker, monkeypatch):
+def test_clients_that_were_answered_in_one_step_begin_together_again(worker, monkeypatch):
     steps, others, waits = [], [], []
 
     def hand_in(prompt):  # all in the engine thread
@@ -448,17 +448,18 @@ def test_jobs_that_come_together_begin_in_one_step_and_later_ones_do_not_wait(wo
 
     def stepped(stats):
         steps.append(stats.prefill_tokens)
-        if len(steps) == 3:
+        if waits and len(steps) == waits[0] + 3:
             hand_in([8])
 
     monkeypatch.setattr(worker_module, "wait_for_burst", burst)
     monkeypatch.setattr(worker.observer, "stepped", stepped)
-    with closing(worker.submit_sync([Job([6], params(2))])) as answers:
-        list(answers)
-        for other in others:
-            list(other)
-    assert waits == [0], "before which steps the engine waited: only an idle one does"
-    assert [count for count in steps if count] == [2, 1], "prompts in each step that began some"
+    for jobs in ([Job([5], params(2)), Job([6], params(2))], [Job([4], params(2))]):
+        with closing(worker.submit_sync(jobs)) as answers:
+            list(answers)
+    for other in others:
+        list(other)
+    assert waits == [2], "before which steps the engine waited: only an idle one does, after several answers ended"
+    assert [count for count in steps if count] == [2, 2, 1], "prompts in each step that began some"
 
 
 @pytest.mark.skipif(not list((Path(torch.__file__).parent / "lib").glob("libgomp*")), reason="another OpenMP")
