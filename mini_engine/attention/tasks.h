@@ -231,7 +231,7 @@ struct Attention {
         const float* scores = w.scores.at(head * p.rows * LANES);
         float* sums = stretch + head * p.rows * record();
         prefetch_head(head + 2 < p.t.heads ? p.now : p.next, at(p, (head + 2) % p.t.heads));
-        if constexpr (OPENS && !CODED<C>) prefetch_head(p.next, values.at);
+        if constexpr (OPENS) prefetch_head(p.next, values.at);
         if constexpr (CODED<C>) {
             CodeValues<C>::add_all(scores, values, ahead, dim, p.first, p.last, p.many, w.values.at(0),
                                    w.weights.at(0), record(), sums);

@@ -35,7 +35,7 @@ struct CodeScores {
                 sums[1] = add_fours(sums[1], ones, load_bytes(low));
             }
             const vec each = as_floats(sums[0], sums[1]);  // word's
-            store(to, HAS_LEASTS ? (vec)sum_fours(each) : fold_lanes(each, plus) * Coding::OFFSET);
+            store(to, HAS_LEASTS ? sum_fours(each) : fold_lanes(each, plus) * Coding::OFFSET);
         }
         store(to, vec{} + top / QUERY_LEVELS);
     }
@@ -94,15 +94,17 @@ struct CodeScores {
                             high[r][i] = add_fours(high[r][i], k, h[r]), low[r][i] = add_fours(low[r][i], k, l[r]);
                     }
                 }
+                ivec whole[R];
                 UNROLL for (int r = 0; r < R; r++) {
                     UNROLL for (int i = 0; i < 4; i++) low[r][i] += high[r][i] << 8;
-                    const ivec whole = sum_quarters(low[r]);
-                    if constexpr (HAS_LEASTS)
-                        sum[r] = restored(sum[r], whole, Coding::steps(keys, dim, span),
-                                          load(at + r * words + 2 * vectors * LANES));
-                    else
-                        sum[r] += __builtin_convertvector(whole, vec);
+                    whole[r] = sum_quarters(low[r]);
                 }
+                if constexpr (HAS_LEASTS) {
+                    const Steps s = Coding::steps(keys, dim, span);
+                    UNROLL for (int r = 0; r < R; r++)
+                        sum[r] = restored(sum[r], whole[r], s, load(at + r * words + 2 * vectors * LANES));
+                } else
+                    UNROLL for (int r = 0; r < R; r++) sum[r] += __builtin_convertvector(whole[r], vec);
             }
             UNROLL for (int r = 0; r < R; r++) sums[r][four] = sum[r];
         }

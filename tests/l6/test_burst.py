@@ -1,4 +1,4 @@
-"""Lesson 6. A burst is over when nobody has come for a moment, or after a while."""
+"""Lesson 6. A burst ends when no job arrives within a pause, and after ten pauses at the latest."""
 
 from mini_engine.engine.burst import MOST_PAUSES, PART_OF_A_STEP, PAUSE, wait_for_burst
 
